@@ -125,15 +125,16 @@ fn simulate(
         let begin = Moment(window_ns.0 * window);
         let end = Moment(begin.0 + window_ns.0);
         let given = u128::from(given.0) << SCALE_BITS;
-        let come_by = |at: Moment| given * u128::from(at.since(begin).0) / u128::from(window_ns.0);
-        let (mut come, mut left) = (0, 0);
+        let granted_by =
+            |at: Moment| given * u128::from(at.since(begin).0) / u128::from(window_ns.0);
+        let (mut granted, mut left) = (0, 0);
         while let Some(arrival) = pending.next_if(|a| a.at < end) {
-            let by_now = come_by(arrival.at);
-            left += server.serve(by_now - come);
-            come = by_now;
+            let by_now = granted_by(arrival.at);
+            left += server.serve(by_now - granted);
+            granted = by_now;
             server.arrive(arrival.tenant, arrival.work_ns);
         }
-        left += server.serve(given - come);
+        left += server.serve(given - granted);
         if unwanted == Unwanted::Kept {
             server.serve(left);
         }

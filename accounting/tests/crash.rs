@@ -73,10 +73,10 @@ fn killed_after(ledger: &Path, boot: u64, delay: Duration) -> Vec<(u64, String)>
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let begun = lines.by_ref().any(|line| line.unwrap().ends_with("begun"));
-    assert!(begun, "the child ended before it began");
+    let started = lines.by_ref().any(|line| line.unwrap().ends_with("begun"));
+    assert!(started, "the child ended before it began");
     let reader = std::thread::spawn(move || {
-        let mut said = Vec::new();
+        let mut output = Vec::new();
         for line in lines {
             let line = line.unwrap();
             let words: Vec<&str> = line.split(' ').collect();
@@ -85,10 +85,10 @@ fn killed_after(ledger: &Path, boot: u64, delay: Duration) -> Vec<(u64, String)>
             if let ["closed", seq, digest] = words[..]
                 && digest.len() == 64
             {
-                said.push((seq.parse().unwrap(), digest.to_owned()));
+                output.push((seq.parse().unwrap(), digest.to_owned()));
             }
         }
-        said
+        output
     });
     // The moment of the kill is random by intention; the sleep waits for no event.
     std::thread::sleep(delay);
@@ -131,14 +131,14 @@ fn a_ledger_survives_kill_9_at_any_moment() {
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
         let delay = Duration::from_micros((random >> 33) % 60_000);
-        let said = killed_after(&path, boot, delay);
+        let output = killed_after(&path, boot, delay);
         let mut store = SqliteStore::read(&path).unwrap();
         let entries = store
             .gpus()
             .unwrap()
             .first()
             .map_or(0, |kept| kept.tail.seq + 1);
-        let closed = said.len() as u64;
+        let closed = output.len() as u64;
         let written = entries - before;
         assert!(
             (closed..=closed + 1).contains(&written),
@@ -146,7 +146,7 @@ fn a_ledger_survives_kill_9_at_any_moment() {
         );
         fell_mid_write += written - closed;
         before = entries;
-        acknowledged.extend(said);
+        acknowledged.extend(output);
     }
     let mut store = SqliteStore::read(&path).unwrap();
     let (gpu, mut seen) = (gpu(), BTreeMap::new());

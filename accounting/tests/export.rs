@@ -158,12 +158,12 @@ fn what_is_not_closed_or_not_kept_is_refused() {
         ..exactly
     };
     assert!(written(&mut store, Format::Events, &own).is_ok());
-    let nobody = Request {
+    let unknown_tenant = Request {
         gpu: Some("GPU-9".into()),
         ..request()
     };
     assert!(matches!(
-        written(&mut store, Format::Events, &nobody),
+        written(&mut store, Format::Events, &unknown_tenant),
         Err(ExportError::NoGpu)
     ));
     let empty = Request {
@@ -377,8 +377,8 @@ fn output_write_failure_is_an_output_error_in_every_format() {
     let mut store = ledger(&two_hours());
     for format in [Format::Events, Format::Rows(Container::Csv)] {
         let mut out = Short(30_000);
-        let nobody = &mut |_| {};
-        let refused = export(&mut store, format, &request(), None, &mut out, nobody);
+        let no_progress = &mut |_| {};
+        let refused = export(&mut store, format, &request(), None, &mut out, no_progress);
         assert!(
             matches!(&refused, Err(ExportError::Output(error)) if error.kind() == std::io::ErrorKind::FileTooLarge),
             "{format:?}: {refused:?}"

@@ -114,11 +114,11 @@ fn a_selection_goes_by_where_entries_begin(store: &mut dyn Store) {
         Ok(true)
     };
     store.query(&selection, &mut take).unwrap();
-    let nobody = Selection {
+    let no_tenant = Selection {
         gpu: Some("GPU-9".into()),
         ..selection
     };
-    store.query(&nobody, &mut take).unwrap();
+    store.query(&no_tenant, &mut take).unwrap();
     store
         .query(&Selection::default(), &mut |_, _| Ok(false))
         .unwrap();
@@ -134,7 +134,7 @@ fn a_selection_goes_by_where_entries_begin(store: &mut dyn Store) {
     );
 }
 
-fn an_entry_around_the_beginning_is_found_where_it_is_asked_for(store: &mut dyn Store) {
+fn an_entry_around_the_beginning_is_found_by_its_interval(store: &mut dyn Store) {
     let written = entries(1, 600);
     write(store, &written);
     let mut found = |from: u64, overlapping: bool| {
@@ -278,7 +278,7 @@ fn owes(mut make: impl FnMut() -> Box<dyn Store>) {
     what_is_discarded_leaves_a_ledger_that_is_sound(&mut *make());
     changes_are_kept_once_and_as_long_as_entries(&mut *make());
     kept_window_is_adopted_where_it_was_not_closed(&mut *make());
-    an_entry_around_the_beginning_is_found_where_it_is_asked_for(&mut *make());
+    an_entry_around_the_beginning_is_found_by_its_interval(&mut *make());
 }
 
 #[test]

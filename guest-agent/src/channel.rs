@@ -317,7 +317,7 @@ impl<'p, P: Platform> Channel<'p, P> {
         done: impl Fn(&Self) -> bool,
     ) -> Result<(), DriverError> {
         let since = self.platform.now_ns();
-        let mut looked_at = since;
+        let mut polled_at = since;
         while !done(self) {
             self.check()?;
             let now = self.platform.now_ns();
@@ -326,8 +326,8 @@ impl<'p, P: Platform> Channel<'p, P> {
             }
             // Reading a register is an exit, so the status is read only after a while without a
             // result.
-            if now.saturating_sub(looked_at) >= WAIT_NS {
-                looked_at = now;
+            if now.saturating_sub(polled_at) >= WAIT_NS {
+                polled_at = now;
                 if self.platform.reg_read32(regs::DEVICE_STATUS) & regs::device_status::LOST != 0 {
                     return Err(DriverError::Lost);
                 }

@@ -17,7 +17,7 @@ const MAILBOX_TIMEOUT_NS: u64 = 60_000_000_000;
 /// with a real GPU.
 const READY_TIMEOUT_NS: u64 = 30_000_000_000;
 /// Poll interval of a device that is not ready.
-const READY_LOOK_NS: u64 = 1_000_000;
+const READY_POLL_NS: u64 = 1_000_000;
 
 /// GPU memory of this VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -307,7 +307,7 @@ fn await_ready<P: Platform>(platform: &P) -> Result<(), DriverError> {
             _ if platform.now_ns().saturating_sub(since) > READY_TIMEOUT_NS => {
                 return Err(DriverError::Timeout);
             }
-            _ => platform.wait(READY_LOOK_NS),
+            _ => platform.wait(READY_POLL_NS),
         }
     }
 }

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_tenant_stays_so_until_the_end_of_a_period() {
+    fn a_held_tenant_is_held_until_the_end_of_a_period() {
         let mut policy = both();
         end(&mut policy, &[(A, 90), (B, 10)]);
         end(&mut policy, &[(A, 90), (B, 10)]);

@@ -58,7 +58,7 @@ impl Running {
     ///
     /// # Errors
     /// As connect(2); `Other` with the answer if it is a refusal.
-    pub fn ask(&self, method: &str, what: &str, body: &str) -> io::Result<String> {
+    pub fn request(&self, method: &str, what: &str, body: &str) -> io::Result<String> {
         let mut stream = UnixStream::connect(&self.api)?;
         stream.set_read_timeout(Some(ANSWER))?;
         write!(
@@ -96,31 +96,31 @@ impl Running {
     /// Plugs a device in, with the id `gpu`.
     ///
     /// # Errors
-    /// As [`Self::ask`].
+    /// As [`Self::request`].
     pub fn plug(&self, socket: &Path) -> io::Result<()> {
         let device = serde_json::json!({ "id": "gpu", "socket": socket });
-        self.ask("PUT", "vm.add-user-device", &device.to_string())
+        self.request("PUT", "vm.add-user-device", &device.to_string())
             .map(drop)
     }
 
     /// Sends the guest a request to release the device.
     ///
     /// # Errors
-    /// As [`Self::ask`].
+    /// As [`Self::request`].
     pub fn unplug(&self) -> io::Result<()> {
-        self.ask("PUT", "vm.remove-device", r#"{"id":"gpu"}"#)
+        self.request("PUT", "vm.remove-device", r#"{"id":"gpu"}"#)
             .map(drop)
     }
 
     /// Whether the device is plugged in.
     pub fn has_device(&self) -> bool {
-        let info = self.ask("GET", "vm.info", "");
+        let info = self.request("GET", "vm.info", "");
         info.is_ok_and(|info| info.contains(r#""id":"gpu""#))
     }
 
     /// Whether the machine has begun to run.
     pub fn runs(&self) -> bool {
-        let info = self.ask("GET", "vm.info", "");
+        let info = self.request("GET", "vm.info", "");
         info.is_ok_and(|info| info.contains(r#""state":"Running""#))
     }
 }
@@ -163,14 +163,14 @@ impl Cloud {
         let started = self.start("probe", &Payload::Linux(lab, "true"), 256, None, &console);
         let mut machine = started.map_err(|error| format!("it does not start: {error}"))?;
         let ended = machine.process.ends(PROBE);
-        let said = fs::read_to_string(&console).unwrap_or_default();
+        let output = fs::read_to_string(&console).unwrap_or_default();
         match ended {
-            Some(0) if said.contains("LAB status 0 of true") => Ok(()),
+            Some(0) if output.contains("LAB status 0 of true") => Ok(()),
             ended => {
                 let log = fs::read_to_string(console.with_extension("vmm.log"));
                 let log = log.unwrap_or_default();
                 let why = log.lines().rfind(|line| line.contains("Unexpected exit"));
-                let last = said.lines().last().unwrap_or("it said nothing");
+                let last = output.lines().last().unwrap_or("it said nothing");
                 Err(format!(
                     "a stock kernel does not start in Cloud Hypervisor under this machine's KVM (status {ended:?}): {}",
                     why.unwrap_or(last).trim().trim_end_matches(')')
@@ -217,7 +217,7 @@ impl Cloud {
                 .arg("--user-device")
                 .arg(option("socket=", device.as_os_str()));
         }
-        let said = File::create(console)?;
+        let output = File::create(console)?;
         let serial = beside("serial");
         match payload {
             Payload::Linux(lab, commands) => {
@@ -250,7 +250,7 @@ impl Cloud {
         drop(open);
         let mut process = Ended::from(machine);
         let input = match payload {
-            Payload::Linux(..) => Some(listen(&serial, said, &mut process)?),
+            Payload::Linux(..) => Some(listen(&serial, output, &mut process)?),
             Payload::Pvh(..) => None,
         };
         Ok(Running {
@@ -270,7 +270,7 @@ fn option(name: &str, value: &OsStr) -> std::ffi::OsString {
 
 /// Copies the output of a machine's serial console to a file; bytes written to the returned stream
 /// are the machine's input.
-fn listen(socket: &Path, mut said: File, process: &mut Ended) -> io::Result<UnixStream> {
+fn listen(socket: &Path, mut output: File, process: &mut Ended) -> io::Result<UnixStream> {
     let until = Instant::now() + CONSOLE;
     let stream = loop {
         match UnixStream::connect(socket) {
@@ -290,7 +290,7 @@ fn listen(socket: &Path, mut said: File, process: &mut Ended) -> io::Result<Unix
         .spawn(move || {
             let mut bytes = [0; 4096];
             while let Ok(count @ 1..) = from.read(&mut bytes) {
-                if said.write_all(&bytes[..count]).is_err() {
+                if output.write_all(&bytes[..count]).is_err() {
                     return;
                 }
             }

@@ -65,8 +65,8 @@ fn workloads(console: &str) -> Vec<[u64; 3]> {
 ///
 /// # Panics
 /// If a check fails.
-pub fn share(what: &str, kernel_us: u64, begun: Instant, start: Start<'_>) {
-    let made = begun.elapsed();
+pub fn share(what: &str, kernel_us: u64, started: Instant, start: Start<'_>) {
+    let made = started.elapsed();
     let folder = tempfile::tempdir().unwrap();
     let daemon = daemon(folder.path());
     let vms = [("one", 100), ("three", 300)];
@@ -85,7 +85,7 @@ pub fn share(what: &str, kernel_us: u64, begun: Instant, start: Start<'_>) {
         .collect();
     let snapshot = || daemon.host().snapshot();
     let used = |snapshot: &HostSnapshot| vms.map(|(name, _)| charged(snapshot, name));
-    let said = || {
+    let output = || {
         consoles
             .each_ref()
             .map(|path| fs::read_to_string(path).unwrap())
@@ -94,14 +94,14 @@ pub fn share(what: &str, kernel_us: u64, begun: Instant, start: Start<'_>) {
         let until = Instant::now() + time;
         while !reached() {
             let late = Instant::now() >= until;
-            assert!(!late, "the guests did not get so far: {:#?}", said());
+            assert!(!late, "the guests did not get so far: {:#?}", output());
             thread::sleep(Duration::from_millis(20));
         }
     };
     within(BOOT_TIMEOUT, &|| {
-        said().iter().all(|text| text.contains("LAB holds"))
+        output().iter().all(|text| text.contains("LAB holds"))
     });
-    let booted = begun.elapsed();
+    let booted = started.elapsed();
     for guest in &mut guests {
         guest.input.write_all(b"go\n").unwrap();
     }
@@ -118,39 +118,42 @@ pub fn share(what: &str, kernel_us: u64, begun: Instant, start: Start<'_>) {
     let share = three / (one + three);
     for (guest, console) in guests.iter_mut().zip(&consoles) {
         let status = guest.process.ends(Duration::from_secs(2 * LOAD_S));
-        let said = fs::read_to_string(console).unwrap();
-        assert_eq!(status, Some(0), "{said}");
-        let results = workloads(&said);
-        assert_eq!(results.len(), 2, "{said}");
+        let output = fs::read_to_string(console).unwrap();
+        assert_eq!(status, Some(0), "{output}");
+        let results = workloads(&output);
+        assert_eq!(results.len(), 2, "{output}");
         assert!(
             results
                 .iter()
                 .all(|[_, verified, failed]| *verified > 0 && *failed == 0),
-            "{said}"
+            "{output}"
         );
-        let statuses: Vec<&str> = said
+        let statuses: Vec<&str> = output
             .lines()
             .filter(|line| line.starts_with("LAB status "))
             .collect();
         let good = statuses
             .iter()
             .all(|line| line.starts_with("LAB status 0 "));
-        assert!(good && statuses.len() == 6, "{said}");
+        assert!(good && statuses.len() == 6, "{output}");
         // The charge that the guest reads is at least what it has counted itself.
-        let told = said.lines().find(|line| line.starts_with("compute used"));
-        let told = told
+        let charged_s = output.lines().find(|line| line.starts_with("compute used"));
+        let charged_s = charged_s
             .and_then(|line| line.split_whitespace().nth(2))
             .unwrap();
-        let (told, own) = (told.parse::<f64>().unwrap(), results[1][0] * kernel_us);
+        let (charged_s, own) = (charged_s.parse::<f64>().unwrap(), results[1][0] * kernel_us);
         // CAST: seconds of work in microseconds
-        assert!(told * 1e6 >= own as f64, "{told} s charged for {own} us");
-        println!("{results:?} (launches, verified, failed), {told} s charged");
+        assert!(
+            charged_s * 1e6 >= own as f64,
+            "{charged_s} s charged for {own} us"
+        );
+        println!("{results:?} (launches, verified, failed), {charged_s} s charged");
     }
     assert_eq!((after.conservation_error_ns, after.ledger_errors), (0, 0));
     println!(
         "{what}, two Linux guests at 1:3: share {share:.4} of 0.75 over {MEASURED:?}; begun after {made:.1?}, guests up after \
          {booted:.1?}, all of it {:.1?}",
-        begun.elapsed()
+        started.elapsed()
     );
     assert!((share - 0.75).abs() < 0.03, "{share}");
 }
@@ -159,11 +162,11 @@ pub fn share(what: &str, kernel_us: u64, begun: Instant, start: Start<'_>) {
 ///
 /// # Panics
 /// As [`share`].
-pub fn share_in_cloud(what: &str, kernel_us: u64, begun: Instant, cloud: &Cloud, lab: &Lab) {
+pub fn share_in_cloud(what: &str, kernel_us: u64, started: Instant, cloud: &Cloud, lab: &Lab) {
     share(
         what,
         kernel_us,
-        begun,
+        started,
         &|name, socket, commands, console| {
             let payload = Payload::Linux(lab, commands);
             let running = cloud.start(name, &payload, 256, Some(socket), console);
@@ -182,7 +185,7 @@ pub fn share_in_cloud(what: &str, kernel_us: u64, begun: Instant, cloud: &Cloud,
 ///
 /// # Panics
 /// If the guest does not verify its results each time.
-pub fn comes_back(cloud: &Cloud, lab: &Lab) {
+pub fn device_returns(cloud: &Cloud, lab: &Lab) {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("vm/vm.sock");
     let console = folder.path().join("vm.log");
@@ -220,11 +223,11 @@ pub fn comes_back(cloud: &Cloud, lab: &Lab) {
     until("the device is out", &|| !guest.has_device());
     guest.plug(&socket).unwrap();
     let status = guest.process.ends(BOOT_TIMEOUT);
-    let said = read(&console);
-    assert_eq!(status, Some(0), "{said}");
-    assert_eq!(said.matches("LAB status 0 of ").count(), 8, "{said}");
+    let output = read(&console);
+    assert_eq!(status, Some(0), "{output}");
+    assert_eq!(output.matches("LAB status 0 of ").count(), 8, "{output}");
     drop(third);
-    println!("{said}");
+    println!("{output}");
 }
 
 fn read(console: &Path) -> String {

@@ -116,8 +116,8 @@ impl Lab {
             .spawn();
         let mut build = Ended(build.map_err(failed)?);
         let ended = build.ends(BUILD_TIMEOUT);
-        let said = fs::read_to_string(out.path()).unwrap_or_default();
-        let last = said.trim().lines().last().unwrap_or_default();
+        let output = fs::read_to_string(out.path()).unwrap_or_default();
+        let last = output.trim().lines().last().unwrap_or_default();
         match ended {
             Some(0) => Ok(Self { folder }),
             Some(77) => {
@@ -128,7 +128,7 @@ impl Lab {
                 "the lab was not made in {BUILD_TIMEOUT:?}: {last}"
             ))),
             // A fault of the script or the guest is no reason to skip.
-            Some(_) => Err(LabError::Failed(said)),
+            Some(_) => Err(LabError::Failed(output)),
         }
     }
 

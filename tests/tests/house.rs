@@ -65,12 +65,12 @@ fn none(found: Vec<String>) {
 fn unsafe_has_an_address() {
     none(offences(&[".rs"], |name, line| {
         let code = line.split("//").next().unwrap();
-        let says = ["unsafe {", "unsafe fn", "unsafe impl", "unsafe extern"];
+        let forms = ["unsafe {", "unsafe fn", "unsafe impl", "unsafe extern"];
         let permitted = name.contains("/sys/")
             || name.ends_with("/sys.rs")
             || name.starts_with("images/")
             || name.starts_with("tests/");
-        !permitted && says.iter().any(|word| code.contains(word))
+        !permitted && forms.iter().any(|word| code.contains(word))
     }));
 }
 

@@ -103,7 +103,7 @@ fn shares_hold_while_others_misbehave() {
 }
 
 #[test]
-fn a_vm_that_dies_mid_kernel_is_gone_and_the_others_go_on() {
+fn a_vm_that_dies_mid_kernel_is_removed_and_the_others_continue() {
     for guests in Guests::all() {
         let host = TestHost::start("dfq", Nanos::from_ms(60_000)).unwrap();
         let good = host

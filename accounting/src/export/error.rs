@@ -21,7 +21,7 @@ pub enum ExportError {
     },
     /// The request covers time before the ledger.
     #[error("The ledger of GPU {gpu} of {node} begins at {}; --allow-gaps exports what is there", show_time(*from))]
-    NotBegun {
+    NotStarted {
         /// The node.
         node: String,
         /// The GPU.

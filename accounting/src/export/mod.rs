@@ -111,7 +111,7 @@ impl Request {
 
     /// Whether the request includes a tenant.
     fn wants(&self, id: Uuid, name: &str) -> bool {
-        let own = |asked: &String| asked == name || *asked == id.to_string();
+        let own = |requested: &String| requested == name || *requested == id.to_string();
         self.tenant.as_ref().is_none_or(own)
     }
 }
@@ -144,7 +144,7 @@ fn covered(kept: &[Kept], request: &Request) -> Result<Vec<Kept>, ExportError> {
         }
         if kept.first > request.from {
             let from = kept.first;
-            return Err(ExportError::NotBegun { node, gpu, from });
+            return Err(ExportError::NotStarted { node, gpu, from });
         }
         if kept.tail.end < request.to {
             return Err(ExportError::NotClosed {

@@ -208,9 +208,9 @@ fn totals_have_each_part_of_each_tenant_and_engine_once() {
     assert_eq!(gaps, [&Record::Gap { window: gap }]);
     let settled = ledger.settle(TenantId(2));
     assert_eq!(settled, two);
-    let gone = ledger.tenant(TenantId(2));
-    assert_eq!(gone.totals, TenantTotals::default());
-    assert_eq!((gone.held_ns, gone.moved_bytes), (Nanos::ZERO, 0));
+    let removed = ledger.tenant(TenantId(2));
+    assert_eq!(removed.totals, TenantTotals::default());
+    assert_eq!((removed.held_ns, removed.moved_bytes), (Nanos::ZERO, 0));
     assert_eq!(ledger.settle(TenantId(3)).copy_bytes, Some(38));
     assert_eq!(ledger.tenant(TenantId(3)).copy_bytes, Some(0));
     assert_eq!(ledger.tenant(TenantId(1)), one, "another tenant's stays");

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stay_begins_once_however_many_windows_it_reaches_into() {
+    fn a_residency_that_spans_windows_starts_once() {
         let mut meter = meter(&[(0, 0, Running(A)), (1, 250, Running(B))]);
         let parts: Vec<_> = (0..4)
             .flat_map(|n| meter.close(window(n * 100, n * 100 + 100)).engines)

@@ -114,7 +114,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn lengths_stay_within_half_of_the_mean(base in 0u64..1 << 40, used in 0u32..5_000, random: u64) {
+        fn lengths_are_within_half_of_the_mean(base in 0u64..1 << 40, used in 0u32..5_000, random: u64) {
             let plan = PhasePlan { base_poll_ns: Nanos(base), ..PhasePlan::default() };
             let mean = plan.mean(used, 0).poll_ns.0;
             let length = plan.randomised(used, 0, random).poll_ns.0;

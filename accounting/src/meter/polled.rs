@@ -120,8 +120,8 @@ impl PolledEngine {
                     usage.unobserved_ns = now.since(window.from());
                     (current, since) = (sample.occupant, Some(now));
                 }
-                Some(begun) if sample.occupant != current => {
-                    charge(&mut usage, current, now.since(begun));
+                Some(start) if sample.occupant != current => {
+                    charge(&mut usage, current, now.since(start));
                     (current, since) = (sample.occupant, Some(now));
                     if let Some(tenant) = current {
                         usage.entry(tenant).begun += 1;
@@ -139,7 +139,7 @@ impl PolledEngine {
                 usage.unobserved_ns = Nanos::ZERO;
                 charge(&mut usage, current, window.length());
             }
-            Some(begun) => charge(&mut usage, current, window.to().since(begun)),
+            Some(start) => charge(&mut usage, current, window.to().since(start)),
         }
         // What began after the last sample is not visible in this phase.
         let known_ns = late + window.to().since(seen) + usage.unobserved_ns;
@@ -201,8 +201,8 @@ mod tests {
         assert_eq!(usage.engines[0].idle_ns, Nanos(10));
         assert_eq!(usage.engines[0].error_bound_ns, Nanos(40));
         // The first residency began before the phase.
-        let begun: Vec<u64> = usage.engines[0].tenants.iter().map(|of| of.begun).collect();
-        assert_eq!(begun, [1, 1]);
+        let started: Vec<u64> = usage.engines[0].tenants.iter().map(|of| of.begun).collect();
+        assert_eq!(started, [1, 1]);
     }
 
     #[test]

@@ -72,7 +72,7 @@ impl Rates {
     /// A command that runs across an end of the phase counts as half: a launch and its fence are
     /// two commands. Otherwise a tenant that is admitted or held where a phase begins or ends would
     /// seem to begin more commands than it finishes, or fewer.
-    pub(super) fn learn(&mut self, observed: &Usage, seen: &[Progress], looks: [&Look; 2]) {
+    pub(super) fn learn(&mut self, observed: &Usage, seen: &[Progress], polls: [&Look; 2]) {
         for engine in &observed.engines {
             let index = self.idle.iter().position(|of| of.engine == engine.engine);
             let index = index.unwrap_or_else(|| {
@@ -96,7 +96,7 @@ impl Rates {
                 for sum in [&mut rate.used_ns, &mut rate.finished, &mut rate.length_ns] {
                     *sum -= *sum / MEMORY_PHASES;
                 }
-                let runs = looks.map(|look| look.occupant(engine.engine) == Some(part.tenant));
+                let runs = polls.map(|poll| poll.occupant(engine.engine) == Some(part.tenant));
                 let [at_begin, at_end] = runs.map(|runs| if runs { COMMAND } else { 0 });
                 let finished = part.finished.unwrap_or(0).saturating_mul(COMMAND);
                 rate.length_ns = rate.length_ns.saturating_add(length_ns);

@@ -199,11 +199,11 @@ impl Unobserved {
     fn engine(&mut self, engine: EngineId, length: Nanos, parts: &[Progress]) -> EngineUsage {
         let (first, last) = (self.begin.occupant(engine), self.end.occupant(engine));
         let mut usage = EngineUsage::empty(engine);
-        let stayed = |part: &&Progress| {
+        let resident = |part: &&Progress| {
             let still = part.finished == Some(0) && !part.lost && !self.preemptible;
             still && first == Some(part.tenant) && last == first
         };
-        if let Some(part) = parts.iter().find(stayed) {
+        if let Some(part) = parts.iter().find(resident) {
             // One command ran for the whole length.
             usage.entry(part.tenant).used_ns = length;
             self.rates.charge(engine, part, length, length);

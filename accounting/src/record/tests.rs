@@ -178,7 +178,7 @@ fn digest_covers_every_field_and_its_place() {
 }
 
 #[test]
-fn digests_of_ledgers_that_exist_stay() {
+fn digests_of_existing_ledgers_do_not_change() {
     let gpu = GpuIdentity {
         node: "n".into(),
         gpu: "g".into(),

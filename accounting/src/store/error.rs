@@ -28,7 +28,7 @@ pub enum StoreError {
     },
     /// The file was removed or moved while it is written.
     #[error("The ledger {} was removed or moved; put it back, or an empty file in its place, which then gets all entries", path.display())]
-    Gone {
+    Removed {
         /// Where it was.
         path: PathBuf,
     },

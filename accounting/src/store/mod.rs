@@ -66,8 +66,9 @@ pub struct Selection {
 impl Selection {
     /// Whether the selection includes this GPU.
     pub fn has(&self, gpu: &GpuIdentity) -> bool {
-        let is =
-            |asked: &Option<String>, own: &str| asked.as_ref().is_none_or(|asked| asked == own);
+        let is = |requested: &Option<String>, own: &str| {
+            requested.as_ref().is_none_or(|requested| requested == own)
+        };
         is(&self.node, &gpu.node) && is(&self.gpu, &gpu.gpu)
     }
 }

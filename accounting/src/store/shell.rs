@@ -222,7 +222,7 @@ impl<T: Tables> Ledger<T> {
     fn begin(&mut self, gpu: &GpuIdentity, stretch: &Stretch) -> Result<i64, StoreError> {
         self.none_open()?;
         self.tables.refresh()?;
-        let begun = self.tables.begin_writing().and_then(|()| {
+        let started = self.tables.begin_writing().and_then(|()| {
             let key = self.tables.enter(gpu)?;
             let expected = self.tables.last(key)?.map_or(0, |tail| tail.seq + 1);
             if stretch.seq != expected {
@@ -231,7 +231,7 @@ impl<T: Tables> Ledger<T> {
             }
             Ok(key)
         });
-        self.or_abandon(begun)
+        self.or_abandon(started)
     }
 
     /// Only one window may be open: a second one abandons the first.

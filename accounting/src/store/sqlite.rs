@@ -154,7 +154,7 @@ impl Tables for Sqlite {
         match claim.place()? {
             Place::Same => Ok(()),
             Place::OtherLog => self.reopen(),
-            Place::Missing if !self.ending => Err(StoreError::Gone {
+            Place::Missing if !self.ending => Err(StoreError::Removed {
                 path: claim.path().to_owned(),
             }),
             Place::Missing | Place::OtherFile => self.go_on(),

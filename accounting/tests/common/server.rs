@@ -65,15 +65,15 @@ impl Server {
     /// The reason, if it cannot be started.
     pub(crate) fn start() -> Result<Self, String> {
         let programs = programs().ok_or("PostgreSQL is not installed (apt install postgresql)")?;
-        let told = |error: std::io::Error| error.to_string();
+        let text = |error: std::io::Error| error.to_string();
         let folder = tempfile::Builder::new()
             .prefix("turnstile-pg")
             .tempdir()
-            .map_err(told)?;
-        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).map_err(told)?;
+            .map_err(text)?;
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).map_err(text)?;
         if is_root() {
             let (uid, gid) = account().ok_or("there is no user postgres")?;
-            chown(folder.path(), Some(uid), Some(gid)).map_err(told)?;
+            chown(folder.path(), Some(uid), Some(gid)).map_err(text)?;
         }
         let data = folder.path().join("data");
         let made = command(&programs.join("initdb"))?
@@ -88,7 +88,7 @@ impl Server {
             ])
             .current_dir(folder.path())
             .output()
-            .map_err(told)?;
+            .map_err(text)?;
         if !made.status.success() {
             return Err(format!(
                 "initdb failed: {}",
@@ -105,7 +105,7 @@ impl Server {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
-            .map_err(told)?;
+            .map_err(text)?;
         let server = Self { folder, process };
         let begin = Instant::now();
         while postgres::Client::connect(&server.address("postgres"), postgres::NoTls).is_err() {

@@ -179,7 +179,7 @@ fn time_outside_of_the_ledger_and_unknown_tenants_are_refused_unless_gaps_are_al
     for format in formats() {
         let mut refused = |request: &Request| written(&mut store, format, request).unwrap_err();
         assert!(
-            matches!(refused(&early), ExportError::NotBegun { from, .. } if from.0 == BEGIN),
+            matches!(refused(&early), ExportError::NotStarted { from, .. } if from.0 == BEGIN),
             "{format:?}"
         );
         assert!(matches!(refused(&late), ExportError::NotClosed { .. }));

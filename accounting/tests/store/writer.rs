@@ -106,7 +106,7 @@ fn removed_file_is_an_error_until_a_file_is_there_that_then_gets_all() {
         for _ in 0..2 {
             let refused = store.put(&gpu(), &written[4]);
             assert!(
-                matches!(refused, Err(StoreError::Gone { .. })),
+                matches!(refused, Err(StoreError::Removed { .. })),
                 "{refused:?}"
             );
             assert!(!path.exists());
@@ -129,7 +129,7 @@ fn file_that_is_moved_away_and_back_has_all() {
     fs::rename(&path, &away).unwrap();
     assert!(matches!(
         store.put(&gpu(), &written[2]),
-        Err(StoreError::Gone { .. })
+        Err(StoreError::Removed { .. })
     ));
     fs::rename(&away, &path).unwrap();
     write(&mut store, &written[2..]);

@@ -22,8 +22,8 @@ pub(crate) const LOCAL_BYTES: u64 = 64 << 10;
 /// Standard header of configuration space. Capabilities behind it are the kernel's to use.
 const HEADER_BYTES: u8 = 0x40;
 /// Poll interval: short while an answer may be near, then longer.
-const LOOK_FIRST: Duration = Duration::from_micros(50);
-const LOOK_LAST: Duration = Duration::from_millis(1);
+const POLL_INTERVAL_MIN: Duration = Duration::from_micros(50);
+const POLL_INTERVAL_MAX: Duration = Duration::from_millis(1);
 
 /// A device, mapped, with memory for it.
 #[derive(Debug)]
@@ -281,11 +281,11 @@ impl Platform for Bus {
             return vfio.wait(at_most_ns);
         }
         // The driver calls repeatedly while it waits: each call is a short sleep.
-        let look = match at_most_ns {
-            0..1_000_000 => LOOK_FIRST,
-            _ => LOOK_LAST,
+        let interval = match at_most_ns {
+            0..1_000_000 => POLL_INTERVAL_MIN,
+            _ => POLL_INTERVAL_MAX,
         };
-        thread::sleep(look.min(Duration::from_nanos(at_most_ns)));
+        thread::sleep(interval.min(Duration::from_nanos(at_most_ns)));
     }
 
     fn now_ns(&self) -> u64 {

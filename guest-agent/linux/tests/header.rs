@@ -57,10 +57,10 @@ fn a_c_program_compiles_with_the_header_and_links_the_library() {
             continue;
         }
         let ran = Command::new(&program).output().unwrap();
-        let said = String::from_utf8_lossy(&ran.stdout);
+        let output = String::from_utf8_lossy(&ran.stdout);
         // In a VM that has one, it is opened.
-        let expected = said.trim() == "ENODEV EINVAL" || said.starts_with("device ");
+        let expected = output.trim() == "ENODEV EINVAL" || output.starts_with("device ");
         assert!(ran.status.success() && expected, "{compiler}: {ran:?}");
-        println!("{compiler}: {}", said.trim());
+        println!("{compiler}: {}", output.trim());
     }
 }

@@ -16,7 +16,7 @@ const BLOCKS_MAX: usize = 4096;
 const PART_BYTES: u64 = 8 << 20;
 const PARTS_MAX: usize = 64;
 /// Words that a check of a block sums up.
-const LOOK_WORDS: u32 = 2048;
+const CHECK_WORDS: u32 = 2048;
 /// Blocks that are read together at the end.
 const BATCH: usize = 32;
 /// Bytes of guest memory that [`Filled::verify`] needs, and of GPU memory.
@@ -126,7 +126,7 @@ impl Filled {
 
     /// Adds a check of a random block, and every second time a rewrite of another: at most four
     /// commands.
-    pub(crate) fn look<P: Platform>(
+    pub(crate) fn check<P: Platform>(
         &mut self,
         channel: &mut Channel<'_, P>,
         out_va: u64,
@@ -138,7 +138,7 @@ impl Filled {
             self.write(channel, other)?;
         }
         channel.fill(out_va, 4, 0).during("Adding a fill")?;
-        self.add_up(channel, block, LOOK_WORDS, out_va)
+        self.add_up(channel, block, CHECK_WORDS, out_va)
     }
 
     /// Reads every word of every block.

@@ -96,8 +96,8 @@ pub(crate) fn run<P: Platform>(
     };
     let since = session.platform.now_ns();
     let over = || {
-        let gone = session.platform.now_ns().saturating_sub(since);
-        session.stop() || load.duration_ns != 0 && gone >= load.duration_ns
+        let elapsed_ns = session.platform.now_ns().saturating_sub(since);
+        session.stop() || load.duration_ns != 0 && elapsed_ns >= load.duration_ns
     };
     while !over() {
         stream.launch(report)?;
@@ -130,11 +130,11 @@ pub(crate) fn run<P: Platform>(
 fn pause<P: Platform>(session: &Session<'_, P>, ns: u64) {
     let since = session.platform.now_ns();
     loop {
-        let gone = session.platform.now_ns().saturating_sub(since);
-        if gone >= ns || session.stop() {
+        let elapsed_ns = session.platform.now_ns().saturating_sub(since);
+        if elapsed_ns >= ns || session.stop() {
             return;
         }
-        session.platform.wait(ns - gone);
+        session.platform.wait(ns - elapsed_ns);
     }
 }
 
@@ -207,7 +207,7 @@ impl<P: Platform> Stream<'_, '_, P> {
                 4 * tokens,
             )
             .during("Adding a copy")?;
-        let sum = self.look(half)?;
+        let sum = self.add_check(half)?;
         let fence = self.fence()?;
         self.channel.ring();
         self.groups[half as usize] = Some(Group {
@@ -220,12 +220,12 @@ impl<P: Platform> Stream<'_, '_, P> {
     }
 
     /// Adds a check of a block, if there are blocks, and copies the sum back.
-    fn look(&mut self, half: u64) -> Result<Option<u32>, Fail> {
+    fn add_check(&mut self, half: u64) -> Result<Option<u32>, Fail> {
         let Some(filled) = &mut self.filled else {
             return Ok(None);
         };
         let at = SUMS_AT + 4 * half;
-        let sum = filled.look(&mut self.channel, self.out_va + at)?;
+        let sum = filled.check(&mut self.channel, self.out_va + at)?;
         let (from, to) = (self.out_va + at, self.back_gpa + at);
         self.channel
             .copy(CopyDirection::GpuToGuest, from, to, 4)

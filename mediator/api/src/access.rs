@@ -99,18 +99,18 @@ fn known(principal: &Principal) -> Result<Known, AccessError> {
         why,
     };
     let failed = |errno: nix::Error| refused(format!("the name service failed ({errno})"));
-    let nobody = || refused("the name service knows no such name".to_owned());
+    let unknown = || refused("the name service knows no such name".to_owned());
     match principal {
         Principal::Uid(uid) => Ok(Known::User(*uid)),
         Principal::Gid(gid) => Ok(Known::Group(*gid)),
         Principal::Certificate(name) => Ok(Known::Certificate(name.clone())),
         Principal::User(name) => {
-            let user = User::from_name(name).map_err(failed)?.ok_or_else(nobody)?;
+            let user = User::from_name(name).map_err(failed)?.ok_or_else(unknown)?;
             Ok(Known::User(user.uid.as_raw()))
         }
         Principal::Group(name) => {
             let group = Group::from_name(name).map_err(failed)?;
-            Ok(Known::Group(group.ok_or_else(nobody)?.gid.as_raw()))
+            Ok(Known::Group(group.ok_or_else(unknown)?.gid.as_raw()))
         }
     }
 }
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_looked_up_and_unknown_ones_refused() {
+    fn known_names_resolve_and_unknown_names_are_refused() {
         assert_eq!(known(&Principal::User("root".into())), Ok(Known::User(0)));
         assert_eq!(known(&Principal::Group("root".into())), Ok(Known::Group(0)));
         let error = known(&Principal::Group("no such group".into())).unwrap_err();

@@ -263,7 +263,7 @@ impl Shared {
             return Err(error.into());
         }
         self.snapshots.renew();
-        audit.tell(&self.host);
+        audit.emit(&self.host);
         Ok(self.account(name).ok())
     }
 }

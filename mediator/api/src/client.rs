@@ -66,7 +66,7 @@ pub struct Answer {
 
 /// A request.
 #[derive(Clone, Debug)]
-pub struct Ask<'a> {
+pub struct Call<'a> {
     /// Method.
     pub method: Method,
     /// Path and query.
@@ -95,7 +95,7 @@ impl Client {
     /// # Errors
     /// If there is no daemon, it refuses, or its answer is of another type.
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        let answer = self.ask(&Ask {
+        let answer = self.call(&Call {
             method: Method::GET,
             path,
             body: None,
@@ -132,27 +132,27 @@ impl Client {
         changes: Map<String, Value>,
         made: Option<(&str, Value)>,
     ) -> Result<(), ClientError> {
-        let get = Ask {
+        let get = Call {
             method: Method::GET,
             path,
             body: None,
             if_match: None,
         };
         // A change that another caller makes between these two is not overwritten.
-        let etag = match (self.ask(&get), made) {
+        let etag = match (self.call(&get), made) {
             (Err(ClientError::Refused(problem)), Some((all, body))) if problem.status == 404 => {
-                self.ask(&Ask {
+                self.call(&Call {
                     method: Method::POST,
                     path: all,
                     body: Some(("application/json", body.to_string().into_bytes())),
                     if_match: None,
                 })?;
-                self.ask(&get)?.etag
+                self.call(&get)?.etag
             }
             (answer, _) => answer?.etag,
         };
         let body = Value::Object(changes).to_string().into_bytes();
-        self.ask(&Ask {
+        self.call(&Call {
             method: Method::PATCH,
             body: Some((MERGE_PATCH, body)),
             if_match: etag.as_deref(),
@@ -166,7 +166,7 @@ impl Client {
     /// # Errors
     /// If there is no daemon or it refuses.
     pub fn delete(&self, path: &str) -> Result<(), ClientError> {
-        self.ask(&Ask {
+        self.call(&Call {
             method: Method::DELETE,
             path,
             body: None,
@@ -187,13 +187,13 @@ impl Client {
     ///
     /// # Errors
     /// If there is no daemon or it refuses.
-    pub fn ask(&self, ask: &Ask<'_>) -> Result<Answer, ClientError> {
+    pub fn call(&self, call: &Call<'_>) -> Result<Answer, ClientError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(|error| self.broken(error))?;
         runtime.block_on(async {
-            match tokio::time::timeout(ANSWER, self.exchange(ask)).await {
+            match tokio::time::timeout(ANSWER, self.exchange(call)).await {
                 Ok(answer) => answer,
                 Err(late) => Err(self.broken(late)),
             }
@@ -207,7 +207,7 @@ impl Client {
         }
     }
 
-    async fn exchange(&self, ask: &Ask<'_>) -> Result<Answer, ClientError> {
+    async fn exchange(&self, call: &Call<'_>) -> Result<Answer, ClientError> {
         let path = || self.socket.clone();
         let stream = UnixStream::connect(&self.socket).await;
         let stream = stream.map_err(|source| match source.kind() {
@@ -222,14 +222,14 @@ impl Client {
             .map_err(|error| self.broken(error))?;
         tokio::spawn(connection);
         let mut request = Request::builder()
-            .method(&ask.method)
-            .uri(ask.path)
+            .method(&call.method)
+            .uri(call.path)
             .header(header::HOST, "turnstile");
-        if let Some(tag) = ask.if_match {
+        if let Some(tag) = call.if_match {
             request = request.header(header::IF_MATCH, tag);
         }
         let mut bytes = Vec::new();
-        if let Some((kind, body)) = &ask.body {
+        if let Some((kind, body)) = &call.body {
             request = request.header(header::CONTENT_TYPE, *kind);
             bytes.clone_from(body);
         }

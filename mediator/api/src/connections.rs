@@ -64,7 +64,7 @@ impl Connections {
     }
 
     /// A place, if one is free. Otherwise the connection is closed, and an HTTP client tries again.
-    pub(super) fn place(&self, role: Role, who: String) -> Option<Place> {
+    pub(super) fn place(&self, role: Role, caller: String) -> Option<Place> {
         let mut count = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let viewer = if role == Role::Operator {
             if count.operators >= OPERATORS_MAX {
@@ -73,12 +73,12 @@ impl Connections {
             count.operators += 1;
             None
         } else {
-            let own = count.viewers.get(&who).copied().unwrap_or(0);
+            let own = count.viewers.get(&caller).copied().unwrap_or(0);
             if own >= OF_ONE_MAX || count.viewers.values().sum::<usize>() >= VIEWERS_MAX {
                 return None;
             }
-            count.viewers.insert(who.clone(), own + 1);
-            Some(who)
+            count.viewers.insert(caller.clone(), own + 1);
+            Some(caller)
         };
         let of = self.clone();
         Some(Place { of, viewer })
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn viewers_do_not_take_operators_places_nor_one_all_of_them() {
         let connections = Connections::default();
-        let viewer = |who: &str| connections.place(Role::Viewer, who.into());
+        let viewer = |caller: &str| connections.place(Role::Viewer, caller.into());
         let own: Vec<_> = (0..OF_ONE_MAX).map(|_| viewer("1").unwrap()).collect();
         assert!(viewer("1").is_none());
         let others: Vec<_> = (OF_ONE_MAX..VIEWERS_MAX)

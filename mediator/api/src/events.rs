@@ -43,12 +43,12 @@ fn number(cursor: &str) -> Result<u64, Problem> {
 )]
 pub(super) async fn list(
     State(shared): State<Arc<Shared>>,
-    asked: Result<Query<PageQuery>, QueryRejection>,
+    requested: Result<Query<PageQuery>, QueryRejection>,
 ) -> Result<Json<Page<Event>>, Problem> {
-    let asked = query(asked)?;
-    let limit = limit(asked.limit)?;
-    page::cursor(asked.cursor.as_deref())?;
-    let after = asked.cursor.map_or(Ok(0), |cursor| number(&cursor))?;
+    let requested = query(requested)?;
+    let limit = limit(requested.limit)?;
+    page::cursor(requested.cursor.as_deref())?;
+    let after = requested.cursor.map_or(Ok(0), |cursor| number(&cursor))?;
     let journal = shared.host.journal();
     let (events, more) = journal.after(journal.seen(after), limit);
     let last = events.last().map(|event| event.seq.to_string());

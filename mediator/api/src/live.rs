@@ -83,7 +83,7 @@ impl Shared {
 }
 
 /// Takes a sample each second, for ever.
-pub(super) async fn look(shared: Arc<Shared>) {
+pub(super) async fn poll(shared: Arc<Shared>) {
     let mut clock = tokio::time::interval(EVERY);
     clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut before: Option<Sample> = None;
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn live_views_are_bounded_and_the_newest_is_published() {
         let live = Live::default();
-        let mut told = live.newest.subscribe();
+        let mut updates = live.newest.subscribe();
         for at_ns in 0..=KEPT as u64 {
             live.add(&View {
                 at_ns,
@@ -208,7 +208,7 @@ mod tests {
         assert_eq!(kept.len(), KEPT);
         let oldest: View = serde_json::from_str(&kept[0]).unwrap();
         assert_eq!(oldest.at_ns, 1);
-        let newest: View = serde_json::from_str(&told.borrow_and_update()).unwrap();
+        let newest: View = serde_json::from_str(&updates.borrow_and_update()).unwrap();
         assert_eq!(newest.at_ns, KEPT as u64);
     }
 }

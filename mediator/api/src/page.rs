@@ -42,8 +42,8 @@ pub struct Page<T> {
 }
 
 /// The limit of the query, if there can be such a page.
-pub(super) fn limit(asked: Option<usize>) -> Result<usize, Problem> {
-    let limit = asked.unwrap_or(LIMIT_DEFAULT);
+pub(super) fn limit(requested: Option<usize>) -> Result<usize, Problem> {
+    let limit = requested.unwrap_or(LIMIT_DEFAULT);
     LIMIT.contains(&limit).then_some(limit).ok_or_else(|| {
         let detail = format!("limit is {} to {}", LIMIT.start(), LIMIT.end());
         Problem::new(StatusCode::BAD_REQUEST, detail)
@@ -51,8 +51,8 @@ pub(super) fn limit(asked: Option<usize>) -> Result<usize, Problem> {
 }
 
 /// Refuses a cursor that no list has given out.
-pub(super) fn cursor(asked: Option<&str>) -> Result<(), Problem> {
-    if asked.is_none_or(|cursor| cursor.len() <= CURSOR_BYTES_MAX) {
+pub(super) fn cursor(requested: Option<&str>) -> Result<(), Problem> {
+    if requested.is_none_or(|cursor| cursor.len() <= CURSOR_BYTES_MAX) {
         return Ok(());
     }
     let detail = format!("A cursor has {CURSOR_BYTES_MAX} bytes at most");
@@ -69,13 +69,13 @@ pub(super) fn query<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, Pro
 impl<T> Page<T> {
     /// The page of the query.
     pub(super) fn of(
-        asked: Result<Query<PageQuery>, QueryRejection>,
+        requested: Result<Query<PageQuery>, QueryRejection>,
         all: BTreeMap<String, T>,
     ) -> Result<Self, Problem> {
-        let asked = query(asked)?;
-        let limit = limit(asked.limit)?;
-        cursor(asked.cursor.as_deref())?;
-        let after = asked.cursor.map_or(Bound::Unbounded, Bound::Excluded);
+        let requested = query(requested)?;
+        let limit = limit(requested.limit)?;
+        cursor(requested.cursor.as_deref())?;
+        let after = requested.cursor.map_or(Bound::Unbounded, Bound::Excluded);
         let mut rest = all.into_iter().filter(|(name, _)| match &after {
             Bound::Excluded(after) => name > after,
             _ => true,
@@ -109,12 +109,14 @@ mod tests {
         }
         assert_eq!(seen, (0..25).collect::<Vec<_>>());
         for limit in [0, 1_001] {
-            let asked = PageQuery {
+            let requested = PageQuery {
                 limit: Some(limit),
                 cursor: None,
             };
             assert_eq!(
-                Page::of(Ok(Query(asked)), all.clone()).unwrap_err().status,
+                Page::of(Ok(Query(requested)), all.clone())
+                    .unwrap_err()
+                    .status,
                 400
             );
         }

@@ -223,7 +223,7 @@ fn mode(in_force: &InForce) -> u32 {
 }
 
 async fn run(shared: Arc<Shared>, doors: Doors, mut stopped: watch::Receiver<bool>) {
-    tokio::spawn(live::look(shared.clone()));
+    tokio::spawn(live::poll(shared.clone()));
     tokio::spawn(shared.clone().keep_names());
     let router = router(shared.clone());
     let connections = Connections::default();

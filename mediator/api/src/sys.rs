@@ -51,13 +51,13 @@ mod tests {
     #[test]
     fn peer_groups_are_those_of_this_process() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
-        let mut told = peer_groups(&ours).unwrap();
+        let mut reported = peer_groups(&ours).unwrap();
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("Groups:"));
         let groups = line.unwrap().split_whitespace();
         let mut known: Vec<u32> = groups.map(|group| group.parse().unwrap()).collect();
-        told.sort_unstable();
+        reported.sort_unstable();
         known.sort_unstable();
-        assert_eq!(told, known);
+        assert_eq!(reported, known);
     }
 }

@@ -156,7 +156,7 @@ fn problem(error: &ExportError) -> Problem {
         | ExportError::NoTenant { .. }
         | ExportError::Store(StoreError::NotFound { .. }) => StatusCode::NOT_FOUND,
         ExportError::NotClosed { .. }
-        | ExportError::NotBegun { .. }
+        | ExportError::NotStarted { .. }
         | ExportError::Discarded { .. }
         | ExportError::NoSku { .. }
         | ExportError::Inexact { .. } => StatusCode::CONFLICT,
@@ -234,9 +234,9 @@ fn pinned(node: &str, boot: Uuid, host: &HostSnapshot) -> BTreeMap<Uuid, u64> {
 )]
 pub(super) async fn sums(
     State(shared): State<Arc<Shared>>,
-    asked: Result<Query<UsageQuery>, QueryRejection>,
+    requested: Result<Query<UsageQuery>, QueryRejection>,
 ) -> Result<Json<Used>, Problem> {
-    let request = query(asked)?.request()?;
+    let request = query(requested)?.request()?;
     let (from, to) = (request.from, request.to);
     let summed = shared
         .read(move |store, go_on| summary(store, &request, TENANTS_MAX, go_on))
@@ -323,9 +323,9 @@ impl Write for Bounded<'_> {
 )]
 pub(super) async fn records(
     State(shared): State<Arc<Shared>>,
-    asked: Result<Query<UsageQuery>, QueryRejection>,
+    requested: Result<Query<UsageQuery>, QueryRejection>,
 ) -> Result<Response, Problem> {
-    let request = query(asked)?.request()?;
+    let request = query(requested)?.request()?;
     let kind = "application/x-ndjson";
     exported(&shared, request, Format::Events, None, kind).await
 }
@@ -342,7 +342,7 @@ pub(super) async fn records(
 )]
 pub(super) async fn focus(
     State(shared): State<Arc<Shared>>,
-    asked: Result<Query<FocusQuery>, QueryRejection>,
+    requested: Result<Query<FocusQuery>, QueryRejection>,
 ) -> Result<Response, Problem> {
     let FocusQuery {
         version,
@@ -352,7 +352,7 @@ pub(super) async fn focus(
         gpu,
         node,
         allow_gaps,
-    } = query(asked)?;
+    } = query(requested)?;
     let request = UsageQuery {
         from,
         to,
@@ -435,7 +435,7 @@ mod tests {
     use super::*;
     use turnstile_daemon::MemorySnapshot;
 
-    fn asked(from: &str, to: &str) -> Result<Request, u16> {
+    fn requested(from: &str, to: &str) -> Result<Request, u16> {
         let query = UsageQuery {
             from: from.into(),
             to: to.into(),
@@ -449,11 +449,14 @@ mod tests {
 
     #[test]
     fn a_range_is_two_times_and_not_a_year() {
-        let request = asked("2026-11-20T13:00:00Z", "2026-11-20T14:00:00Z").unwrap();
+        let request = requested("2026-11-20T13:00:00Z", "2026-11-20T14:00:00Z").unwrap();
         assert_eq!(Some(request.from), parse_time("2026-11-20T13:00:00Z"));
-        assert_eq!(asked("yesterday", "2026-11-20T14:00:00Z").unwrap_err(), 400);
         assert_eq!(
-            asked("2025-11-20T13:00:00Z", "2026-11-20T13:00:00Z").unwrap_err(),
+            requested("yesterday", "2026-11-20T14:00:00Z").unwrap_err(),
+            400
+        );
+        assert_eq!(
+            requested("2025-11-20T13:00:00Z", "2026-11-20T13:00:00Z").unwrap_err(),
             400
         );
     }

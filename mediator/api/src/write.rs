@@ -157,7 +157,7 @@ impl Shared {
             self.host.forget_name(name);
         }
         self.snapshots.renew();
-        audit.tell(&self.host);
+        audit.emit(&self.host);
         Ok(self.vm(name).ok())
     }
 
@@ -247,7 +247,7 @@ pub(super) struct Audit {
 }
 
 impl Audit {
-    pub(super) fn tell(self, host: &Host) {
+    pub(super) fn emit(self, host: &Host) {
         let Self { of, name, change } = self;
         log::info!(
             target: "turnstile::audit",

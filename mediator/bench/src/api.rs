@@ -177,8 +177,8 @@ fn load(runtime: &Runtime, args: &ApiArgs, stretch: Duration) -> anyhow::Result<
             let stream = stream.with_context(|| args.api.display().to_string())?;
             // One after the other, so that requests are evenly spread.
             let first = begin + apart * number / args.connections;
-            let asking = ask(stream, path.clone(), first, apart, each.max(1));
-            connections.push(tokio::spawn(asking));
+            let queries = query(stream, path.clone(), first, apart, each.max(1));
+            connections.push(tokio::spawn(queries));
         }
         let (mut latencies_ns, mut failed) = (Vec::new(), 0);
         for connection in connections {
@@ -190,7 +190,7 @@ fn load(runtime: &Runtime, args: &ApiArgs, stretch: Duration) -> anyhow::Result<
     })
 }
 
-async fn ask(
+async fn query(
     stream: UnixStream,
     path: Arc<String>,
     first: Instant,

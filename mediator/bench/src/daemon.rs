@@ -18,12 +18,12 @@ use super::ending::{end, ended_within};
 use super::messages::tail;
 
 /// TIMEOUT: a snapshot is taken and printed within milliseconds.
-pub(super) const SAY_LIMIT: Duration = Duration::from_secs(5);
+pub(super) const SNAPSHOT_LIMIT: Duration = Duration::from_secs(5);
 
 /// TIMEOUT: a daemon resumes each held tenant in a millisecond, and prints its last snapshot.
 const END_LIMIT: Duration = Duration::from_secs(2);
 /// TIMEOUT: the same where its output at the end is needed.
-const GONE_LIMIT: Duration = Duration::from_secs(30);
+const EXIT_LIMIT: Duration = Duration::from_secs(30);
 
 /// A daemon process, which is signalled to end rather than killed.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub(super) struct Daemon {
     /// Its standard error.
     messages: PathBuf,
     /// JSON values from its standard output.
-    heard: Receiver<Value>,
+    received: Receiver<Value>,
     /// Snapshots that were taken.
     marks: Vec<Mark>,
 }
@@ -56,13 +56,13 @@ impl Daemon {
             .spawn()
             .with_context(|| format!("Starting {command:?} failed"))?;
         let output = child.stdout.take().context("The daemon has no output")?;
-        let (say, heard) = channel();
+        let (sender, received) = channel();
         thread::Builder::new()
             .name("bench-daemon".into())
             .spawn(move || {
                 let values = serde_json::Deserializer::from_reader(BufReader::new(output));
                 for value in values.into_iter().map_while(Result::ok) {
-                    if say.send(value).is_err() {
+                    if sender.send(value).is_err() {
                         break;
                     }
                 }
@@ -71,7 +71,7 @@ impl Daemon {
         Ok(Self {
             child,
             messages,
-            heard,
+            received,
             marks,
         })
     }
@@ -91,9 +91,9 @@ impl Daemon {
         kill_process(pid, signal).context("The daemon is gone")
     }
 
-    pub(super) fn hear(&self, limit: Duration) -> anyhow::Result<Value> {
-        let said = self.heard.recv_timeout(limit);
-        said.map_err(|_| self.failed("The daemon shows no snapshot"))
+    pub(super) fn receive(&self, limit: Duration) -> anyhow::Result<Value> {
+        let messages = self.received.recv_timeout(limit);
+        messages.map_err(|_| self.failed("The daemon shows no snapshot"))
     }
 
     /// Takes a snapshot.
@@ -123,7 +123,7 @@ impl Daemon {
     /// Requests a snapshot.
     pub(super) fn snapshot(&self) -> anyhow::Result<Value> {
         self.signal(Signal::USR1)?;
-        self.hear(SAY_LIMIT)
+        self.receive(SNAPSHOT_LIMIT)
     }
 
     /// Growth of one of the GPU's figures, in nanoseconds, between the first and the last mark, in
@@ -175,7 +175,7 @@ impl Daemon {
 
     /// Waits for its end, after the signal.
     pub(super) fn wait(&mut self) -> anyhow::Result<()> {
-        let Some(status) = ended_within(&mut self.child, GONE_LIMIT)? else {
+        let Some(status) = ended_within(&mut self.child, EXIT_LIMIT)? else {
             return Err(self.failed("The daemon does not end"));
         };
         if !status.success() {
@@ -219,7 +219,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut command = Command::new("bash");
         let mut daemon = Daemon::spawn(command.args(["-c", script]), folder.path()).unwrap();
-        assert_eq!(daemon.hear(SAY_LIMIT).unwrap(), 1, "its traps are set");
+        assert_eq!(
+            daemon.receive(SNAPSHOT_LIMIT).unwrap(),
+            1,
+            "its traps are set"
+        );
         daemon.mark().unwrap();
         daemon.mark().unwrap();
         assert_eq!(daemon.marks[1].snapshot["at"], 2);
@@ -229,8 +233,8 @@ mod tests {
         daemon.marks[1].snapshot = serde_json::json!({"gpu": {"gate_ns": 900}});
         assert!(daemon.figure_percent("gate_ns").unwrap() > 0.0);
         assert_eq!(daemon.figures()["gate_ns"], [5, 900]);
-        let said = "00:01  WARN a channel is hidden\n00:02  INFO all is well\n";
-        fs::write(&daemon.messages, said).unwrap();
+        let messages = "00:01  WARN a channel is hidden\n00:02  INFO all is well\n";
+        fs::write(&daemon.messages, messages).unwrap();
         assert_eq!(daemon.warnings(), ["00:01  WARN a channel is hidden"]);
         daemon.signal(Signal::TERM).unwrap();
         daemon.wait().unwrap();

@@ -27,7 +27,7 @@ use turnstile_figures::load::Block;
 use turnstile_figures::matrix::{Length, Pattern, Tenant};
 use turnstile_figures::percentile::median;
 
-use super::daemon::{Daemon, SAY_LIMIT};
+use super::daemon::{Daemon, SNAPSHOT_LIMIT};
 use super::processes::{Common, Load, words};
 use super::scheduler::{DaemonArgs, name, spawn, tenant_of};
 use super::{GpuArg, progress};
@@ -136,7 +136,7 @@ impl<'a> Host<'a> {
     ) -> anyhow::Error {
         let waits = load.waits();
         let _ = self.daemon.signal(Signal::CONT);
-        let later = match load.late_block(SAY_LIMIT) {
+        let later = match load.late_block(SNAPSHOT_LIMIT) {
             Ok(_) => "it went on when the daemon did",
             Err(_) => "it does not go on",
         };
@@ -144,9 +144,9 @@ impl<'a> Host<'a> {
             Ok(shows) => shows["tenants"].to_string(),
             Err(error) => error.to_string(),
         };
-        let said = self.daemon.failed(&format!("the daemon shows {shows}"));
+        let failure = self.daemon.failed(&format!("the daemon shows {shows}"));
         error.context(format!(
-            "Tenant {tenant}, with the daemon {daemon}: {later}; it waits: {waits}; {said}"
+            "Tenant {tenant}, with the daemon {daemon}: {later}; it waits: {waits}; {failure}"
         ))
     }
 

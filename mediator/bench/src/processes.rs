@@ -76,9 +76,9 @@ impl Load {
         })
     }
 
-    fn hear(&self, limit: Duration) -> anyhow::Result<Said> {
+    fn receive(&self, limit: Duration) -> anyhow::Result<Said> {
         match self.talk.answer(limit) {
-            Ok(said) => Ok(said),
+            Ok(message) => Ok(message),
             Err(RecvTimeoutError::Timeout) => {
                 bail!("A load said nothing for {} s", limit.as_secs())
             }
@@ -90,7 +90,7 @@ impl Load {
 
     /// Waits until it can begin.
     pub(super) fn wait_ready(&mut self) -> anyhow::Result<()> {
-        match self.hear(READY_LIMIT)? {
+        match self.receive(READY_LIMIT)? {
             Said::Ready { pid, calibration } => {
                 (self.pid, self.calibration) = (pid, calibration);
                 Ok(())
@@ -140,7 +140,7 @@ impl Load {
 
     /// Waits for its report; the process stays, idle, until it is dropped.
     pub(super) fn wait_done(&mut self, length: Duration) -> anyhow::Result<LoadReport> {
-        match self.hear(length + DONE_LIMIT)? {
+        match self.receive(length + DONE_LIMIT)? {
             Said::Done(report) => Ok(*report),
             Said::Ready { .. } | Said::Block(_) => bail!("A load says something else"),
         }
@@ -161,7 +161,7 @@ impl Load {
 
     /// Waits for a block that was ordered before.
     pub(super) fn late_block(&self, limit: Duration) -> anyhow::Result<Block> {
-        match self.hear(limit)? {
+        match self.receive(limit)? {
             Said::Block(block) => Ok(block),
             Said::Ready { .. } | Said::Done(_) => bail!("A load says something else"),
         }

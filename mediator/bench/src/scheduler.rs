@@ -12,7 +12,7 @@ use anyhow::{Context, bail};
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
-use turnstile_figures::cell::{Charge, SchedulerSays};
+use turnstile_figures::cell::{Charge, SchedulerReport};
 use turnstile_figures::load::LoadReport;
 use turnstile_figures::matrix::{Cell, Tenant};
 use turnstile_figures::recording::{TRACED, recording};
@@ -278,29 +278,29 @@ impl Running {
     }
 
     /// Ends the daemon after its tenants are done, and returns its figures of the run.
-    pub(super) fn end(self, tenants: usize) -> anyhow::Result<SchedulerSays> {
+    pub(super) fn end(self, tenants: usize) -> anyhow::Result<SchedulerReport> {
         match self {
-            Self::Native | Self::Xsched { .. } => Ok(SchedulerSays::default()),
+            Self::Native | Self::Xsched { .. } => Ok(SchedulerReport::default()),
             Self::Serve { mut daemon, .. } => {
                 daemon.signal(Signal::TERM)?;
                 daemon.wait()?;
-                let mut says = SchedulerSays {
+                let mut report = SchedulerReport {
                     cpu_percent: daemon.cpu_percent(),
                     gate_cpu_percent: daemon.figure_percent("gate_works_cpu_ns"),
                     figures: daemon.figures(),
                     warnings: daemon.warnings(),
-                    ..SchedulerSays::default()
+                    ..SchedulerReport::default()
                 };
                 if let [first, .., last] = daemon.marks() {
                     let (first, last) = (&first.snapshot, &last.snapshot);
                     let of = |index| charge(first, last, &name(index));
-                    says.charges = (0..tenants).map(of).collect();
+                    report.charges = (0..tenants).map(of).collect();
                     let at = |snapshot: &Value| snapshot["at"].as_u64();
-                    says.window = at(first)
+                    report.window = at(first)
                         .zip(at(last))
                         .map(|(from, to)| Span::new(from, to));
                 }
-                Ok(says)
+                Ok(report)
             }
         }
     }
@@ -339,7 +339,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_charge_is_what_came_between_two_snapshots() {
+    fn a_charge_is_the_difference_of_two_snapshots() {
         let snapshot = |compute: u64| {
             serde_json::json!({"at": 1, "tenants": [
                 {"name": "load1", "compute_ns": 5, "engine_ns": 6, "held_ns": 1},

@@ -185,10 +185,10 @@ pub(super) fn run_cell(
         .collect::<anyhow::Result<_>>()?;
     drop(loads);
     running.record(cell, start, &reports)?;
-    let says = running.end(cell.tenants.len())?;
+    let report = running.end(cell.tenants.len())?;
     // CAST: minutes.
     let skip_ns = skip.as_nanos() as u64;
-    Ok(line(cell, scheduler.name(), &reports, &says, skip_ns)?)
+    Ok(line(cell, scheduler.name(), &reports, &report, skip_ns)?)
 }
 
 /// Duration of work, measured on a GPU without other load.

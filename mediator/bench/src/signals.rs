@@ -18,7 +18,7 @@ use turnstile_nvidia::observe::{BusyTime, ChannelStatus, Kind, Observation, Sign
 use super::{GpuArg, progress};
 
 /// Interval of the search for channels in use.
-const LOOK_EVERY: Nanos = Nanos::from_ms(500);
+const POLL_INTERVAL: Nanos = Nanos::from_ms(500);
 
 /// Arguments of `bench signals`.
 #[derive(clap::Args, Debug)]
@@ -229,7 +229,7 @@ pub(super) fn run(args: &SignalsArgs) -> anyhow::Result<()> {
     };
     let bar = progress(args.seconds as usize);
     let (start, mut summary, mut round) = (Instant::now(), Summary::default(), Vec::new());
-    let (mut channels, mut look_at) = (Vec::new(), Moment(0));
+    let (mut channels, mut poll_at) = (Vec::new(), Moment(0));
     // CAST: an hour at most.
     let now = || Moment(start.elapsed().as_nanos() as u64);
     let end = Moment(u64::from(args.seconds) * 1_000_000_000);
@@ -238,9 +238,9 @@ pub(super) fn run(args: &SignalsArgs) -> anyhow::Result<()> {
         if at >= end {
             break;
         }
-        if at >= look_at {
+        if at >= poll_at {
             channels = signals.used_channels();
-            look_at = at + LOOK_EVERY;
+            poll_at = at + POLL_INTERVAL;
             bar.set_position(at.0 / 1_000_000_000);
             continue;
         }

@@ -373,11 +373,11 @@ pub(super) fn run(args: &SuspendArgs) -> anyhow::Result<()> {
             .load
             .wait_done(Duration::from_secs_f64(common.seconds))?;
     }
-    let said = learnt
+    let load_report = learnt
         .load
         .wait_done(Duration::from_secs_f64(common.seconds));
     bar.finish_and_clear();
-    report(args, driver.version, &said?, done)
+    report(args, driver.version, &load_report?, done)
 }
 
 fn report(

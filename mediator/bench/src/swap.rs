@@ -31,7 +31,7 @@ const RETURNED_BYTES: u64 = 2 << 30;
 /// TIMEOUT: 2.2 GiB a second are pinned (measured).
 const POOL_LIMIT: Duration = Duration::from_secs(120);
 /// Between out and in.
-const REST: Duration = Duration::from_millis(100);
+const PAUSE: Duration = Duration::from_millis(100);
 /// Size of an allocation when free memory is measured.
 const PROBE_BYTES: u64 = 64 << 20;
 
@@ -142,26 +142,26 @@ impl Hands<'_> {
                 false
             }
         };
-        let (mut link, mut away, mut stayed) = (Duration::ZERO, Vec::new(), None);
+        let (mut link, mut away, mut not_moved) = (Duration::ZERO, Vec::new(), None);
         let each = |moved: Result<(Away, Nanos), Stayed>| match moved {
             Ok((copy, took)) => {
                 link += Duration::from_nanos(took.0);
                 away.push(copy);
             }
-            Err(error) => stayed = Some(error),
+            Err(error) => not_moved = Some(error),
         };
         self.mover.out_each(std::mem::take(memory), when, each);
         if let Some(error) = failed {
             return Err(error);
         }
-        if let Some(error) = stayed {
+        if let Some(error) = not_moved {
             return Err(error.into());
         }
         let (suspend, begin) = stopped.context("the mover did not begin")?;
         let out = [begin.elapsed(), unmapping, link];
         between()?;
         // The driver clears freed memory, on a copy engine as well.
-        thread::sleep(REST);
+        thread::sleep(PAUSE);
         let begin = Instant::now();
         let (mut link, mut mapping) = (Duration::ZERO, Duration::ZERO);
         let mut given = Ok(());

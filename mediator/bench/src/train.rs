@@ -31,7 +31,7 @@ use training::{Missing, Training};
 /// The training. Runs wherever PyTorch does.
 const TRAIN: &str = include_str!("../../../images/load/train.py");
 /// From one snapshot of the daemon to the next.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// What the driver and contexts take of the card by default. SOURCE: `serve --card-mib`.
 const CONTEXTS_BYTES: u64 = 8 << 30;
 
@@ -90,7 +90,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    fn say(&self, what: String) {
+    fn show(&self, what: String) {
         if self.bar.is_hidden() {
             eprintln!("{what}");
         }
@@ -108,7 +108,7 @@ impl Bench<'_> {
             self.seeds().map(start).collect::<anyhow::Result<_>>()?;
         let mut all = Vec::new();
         for training in &mut trainings {
-            self.say(format!("{gib} GiB, alone: training {}", training.seed));
+            self.show(format!("{gib} GiB, alone: training {}", training.seed));
             training.let_it("build")?;
             training.wait_ready()?;
             training.let_it("go")?;
@@ -119,7 +119,7 @@ impl Bench<'_> {
                 }
                 thread::sleep(Duration::from_millis(20));
             }
-            all.push(training.says()?);
+            all.push(training.result()?);
             self.bar.inc(1);
         }
         Ok(all)
@@ -150,7 +150,7 @@ impl Bench<'_> {
         ];
         let daemon = self.args.daemon.with(words);
         let (mut daemon, socket) = spawn(&daemon, self.args.device, &self.folder)?;
-        self.say(format!("{gib} GiB, together: building"));
+        self.show(format!("{gib} GiB, together: building"));
         let start = |seed| Training::start(self.tenant(&socket, seed)?, self, gib, seed);
         let mut trainings: Vec<Training> =
             self.seeds().map(start).collect::<anyhow::Result<_>>()?;
@@ -160,13 +160,13 @@ impl Bench<'_> {
         for training in &mut trainings {
             training.wait_ready()?;
         }
-        self.say(format!("{gib} GiB, together: training"));
+        self.show(format!("{gib} GiB, together: training"));
         for training in &trainings {
             training.let_it("go")?;
         }
         let samples = self.watch(&mut trainings, &mut daemon)?;
-        let said = trainings.iter().map(Training::says);
-        let all: Vec<Trained> = said.collect::<anyhow::Result<_>>()?;
+        let results = trainings.iter().map(Training::result);
+        let all: Vec<Trained> = results.collect::<anyhow::Result<_>>()?;
         drop(trainings);
         daemon.signal(Signal::TERM)?;
         daemon.wait()?;
@@ -195,7 +195,7 @@ impl Bench<'_> {
             }
             let sample = Sample::of(&daemon.snapshot()?);
             samples.push(sample.context("The daemon's snapshot tells of no memory that moves")?);
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 

@@ -24,7 +24,7 @@ use self::scenes::{SCENES, VmSpec, Work};
 use super::options::Scheduling;
 use super::report::{DemoReport, GuestReport, MemoryLine, VmLine};
 use super::serve;
-use super::vmm::Said;
+use super::vmm::Message;
 
 /// Longest time in which guests verify all kernels and begin their load, or end.
 /// TIMEOUT: measured 2 s for three guests on two cores in a release build; 20 times that in a debug
@@ -118,18 +118,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let daemon = serve::start(&config)?;
     let progress = progress(args);
-    let (said, heard) = channel();
+    let (sender, receiver) = channel();
     let mut vms = Vec::new();
     for (index, spec) in specs.iter().enumerate() {
         let native = kvm_missing.is_some();
         let fill = args.oversubscribe.is_some();
-        let vm = spawn(spec, &socket, native, fill, index, said.clone())
+        let vm = spawn(spec, &socket, native, fill, index, sender.clone())
             .with_context(|| format!("Starting VM {} failed", spec.name))?;
         vms.push(vm);
     }
     progress.set_message("guests verify all kernels");
-    wait_for_all(&mut vms, &heard, &progress, |vm, said| {
-        matches!(said, Said::Loading) || vm.report.is_some()
+    wait_for_all(&mut vms, &receiver, &progress, |vm, message| {
+        matches!(message, Message::Loading) || vm.report.is_some()
     })?;
     if let Some(vm) = vms.iter().find(|vm| vm.report.is_some()) {
         let error = vm.report.as_ref().and_then(|report| report.error.clone());
@@ -159,7 +159,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             stdin.write_all(b"stop\n")?;
         }
     }
-    wait_for_all(&mut vms, &heard, &progress, |vm, _| vm.report.is_some())?;
+    wait_for_all(&mut vms, &receiver, &progress, |vm, _| vm.report.is_some())?;
     let end = daemon.host().snapshot();
     progress.finish_and_clear();
     let mut report = report(&config, kvm_missing, &vms, &before, &after, &end);
@@ -206,7 +206,7 @@ fn spawn(
     native: bool,
     fill: bool,
     index: usize,
-    said: Sender<(usize, Said)>,
+    sender: Sender<(usize, Message)>,
 ) -> anyhow::Result<Vm> {
     let mut command = Command::new(std::env::current_exe()?);
     command
@@ -238,14 +238,14 @@ fn spawn(
                 let Ok(line) = line else { break };
                 match serde_json::from_str(&line) {
                     Ok(event) => {
-                        if said.send((index, event)).is_err() {
+                        if sender.send((index, event)).is_err() {
                             return;
                         }
                     }
                     Err(_) => eprintln!("{line}"),
                 }
             }
-            let _ = said.send((index, Said::Ended));
+            let _ = sender.send((index, Message::Ended));
         })?;
     Ok(Vm {
         child,
@@ -257,16 +257,16 @@ fn spawn(
 /// Waits until `done` holds of every VM.
 fn wait_for_all(
     vms: &mut [Vm],
-    heard: &Receiver<(usize, Said)>,
+    receiver: &Receiver<(usize, Message)>,
     progress: &ProgressBar,
-    done: impl Fn(&Vm, &Said) -> bool,
+    done: impl Fn(&Vm, &Message) -> bool,
 ) -> anyhow::Result<()> {
     let deadline = Instant::now() + PATIENCE;
     let mut missing: Vec<bool> = vms.iter().map(|vm| vm.report.is_none()).collect();
     while missing.contains(&true) {
         let left = deadline.saturating_duration_since(Instant::now());
-        let (index, event) = match heard.recv_timeout(left) {
-            Ok(heard) => heard,
+        let (index, event) = match receiver.recv_timeout(left) {
+            Ok(received) => received,
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
                 let late: Vec<&str> = vms
                     .iter()
@@ -282,8 +282,8 @@ fn wait_for_all(
         };
         let vm = &mut vms[index];
         match &event {
-            Said::Report(report) => vm.report = Some(report.clone()),
-            Said::Ended if vm.report.is_none() => {
+            Message::Report(report) => vm.report = Some(report.clone()),
+            Message::Ended if vm.report.is_none() => {
                 bail!(
                     "VM {} ended without a report; its messages are above",
                     vm.spec.name

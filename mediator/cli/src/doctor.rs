@@ -7,7 +7,7 @@ use turnstile_host::confine;
 
 #[cfg(not(feature = "nvidia"))]
 use self::no_nvidia as nvidia;
-use super::finding::{Feature, Finding, State, told};
+use super::finding::{Feature, Finding, State, with_causes};
 #[cfg(feature = "nvidia")]
 use super::nvidia::doctor as nvidia;
 
@@ -49,7 +49,7 @@ fn kvm() -> Finding {
     }
     .found(match turnstile_vmm::vmm::kvm_available() {
         Ok(()) => Ok("memory slots, irqfd, all that is needed".into()),
-        Err(error) => Err(told(&error)),
+        Err(error) => Err(with_causes(&error)),
     })
 }
 
@@ -81,7 +81,7 @@ fn system_calls() -> Finding {
     }
     .found(match confine::probe_seccomp() {
         Ok(()) => Ok("seccomp: a thread refused itself a call".into()),
-        Err(error) => Err(told(&error)),
+        Err(error) => Err(with_causes(&error)),
     })
 }
 
@@ -94,7 +94,7 @@ fn landlock() -> Finding {
     .found(match confine::probe_landlock() {
         Ok(true) => Ok("a thread gave all files up".into()),
         Ok(false) => Err("this kernel does not have it".into()),
-        Err(error) => Err(told(&error)),
+        Err(error) => Err(with_causes(&error)),
     })
 }
 

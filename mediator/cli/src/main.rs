@@ -115,20 +115,20 @@ enum Command {
 
 /// Exit status after the reader of standard output has gone, as of a command that the signal ended.
 /// SOURCE: sh(1): 128 plus SIGPIPE's number.
-const READER_GONE: u8 = 141;
+const BROKEN_PIPE_STATUS: u8 = 141;
 
 /// Whether a panic comes from printing to a closed pipe (`turnstile vm list | head -1`).
-fn is_reader_gone(panic: &(dyn Any + Send)) -> bool {
+fn is_broken_pipe(panic: &(dyn Any + Send)) -> bool {
     // SOURCE: `print_to` of the standard library.
-    const SAYS: &str = "failed printing to stdout: Broken pipe";
+    const MESSAGE: &str = "failed printing to stdout: Broken pipe";
     let text = panic.downcast_ref::<String>();
-    text.is_some_and(|text| text.starts_with(SAYS))
+    text.is_some_and(|text| text.starts_with(MESSAGE))
 }
 
 fn main() -> anyhow::Result<ExitCode> {
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |panic| {
-        if !is_reader_gone(panic.payload()) {
+        if !is_broken_pipe(panic.payload()) {
             usual(panic);
         }
     }));
@@ -140,7 +140,7 @@ fn main() -> anyhow::Result<ExitCode> {
     // Unwound instead of left at once, so that what was started for the command ends with it.
     let ended = match panic::catch_unwind(AssertUnwindSafe(|| run(command))) {
         Ok(ended) => ended,
-        Err(panic) if is_reader_gone(&*panic) => return Ok(ExitCode::from(READER_GONE)),
+        Err(panic) if is_broken_pipe(&*panic) => return Ok(ExitCode::from(BROKEN_PIPE_STATUS)),
         Err(panic) => panic::resume_unwind(panic),
     };
     if let Err(error) = &ended

@@ -154,7 +154,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     eprintln!("turnstile: {status}");
     let fronts = fronts(&config)?;
     let service = Service::ready(&status, daemon.periods().clone())?;
-    let tell = |daemon: &Daemon| -> anyhow::Result<()> {
+    let print_snapshot = |daemon: &Daemon| -> anyhow::Result<()> {
         println!(
             "{}",
             serde_json::to_string_pretty(&daemon.host().snapshot())?
@@ -163,7 +163,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     };
     for signal in signals.forever() {
         match signal {
-            SIGUSR1 => tell(&daemon)?,
+            SIGUSR1 => print_snapshot(&daemon)?,
             SIGHUP => {
                 service.reloading();
                 match reload(&args.options, &effective, &daemon, &api) {
@@ -180,7 +180,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     drop(service);
     drop((fronts, api));
     let complete = daemon.close();
-    tell(&daemon)?;
+    print_snapshot(&daemon)?;
     anyhow::ensure!(
         complete,
         "The ledger lacks the end of this run; the log says why"
@@ -194,10 +194,10 @@ fn bring_memory_back(daemon: &Daemon, signals: &mut Signals) {
     /// TIMEOUT: 128 GiB take three seconds (measured on an H200). The service manager waits for
     /// longer (`TimeoutStopSec`).
     const LIMIT: Duration = Duration::from_secs(20);
-    const TELL_EVERY: Duration = Duration::from_secs(1);
-    const LOOK_EVERY: Duration = Duration::from_millis(20);
+    const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+    const POLL_INTERVAL: Duration = Duration::from_millis(20);
     let begin = Instant::now();
-    let mut told: Option<Instant> = None;
+    let mut reported_at: Option<Instant> = None;
     daemon.host().bring_memory_back();
     let left = loop {
         let home = daemon.host().homecoming();
@@ -205,19 +205,19 @@ fn bring_memory_back(daemon: &Daemon, signals: &mut Signals) {
         if home.left_bytes == 0 || begin.elapsed() >= LIMIT || signals.pending().any(ends) {
             break home;
         }
-        if told.is_none_or(|at| at.elapsed() >= TELL_EVERY) {
-            told = Some(Instant::now());
+        if reported_at.is_none_or(|at| at.elapsed() >= REPORT_INTERVAL) {
+            reported_at = Some(Instant::now());
             let mib = home.left_bytes.div_ceil(1 << 20);
             eprintln!("turnstile: bringing back GPU memory of programs, {mib} MiB left");
         }
-        thread::sleep(LOOK_EVERY);
+        thread::sleep(POLL_INTERVAL);
     };
     if left.left_bytes > 0 {
         let mib = left.left_bytes.div_ceil(1 << 20);
         eprintln!(
             "turnstile: {mib} MiB of GPU memory did not come back; programs that lack some end"
         );
-    } else if told.is_some() {
+    } else if reported_at.is_some() {
         eprintln!("turnstile: GPU memory of programs is back");
     }
     for name in left.lost {

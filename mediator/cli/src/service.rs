@@ -16,7 +16,7 @@ pub(crate) struct Service {
 }
 
 /// Notifies the manager; a failure is only logged.
-fn tell(state: &[NotifyState<'_>]) {
+fn notify(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         log::warn!("Notifying the service manager failed: {error}");
     }
@@ -26,7 +26,7 @@ impl Service {
     /// Reports that all sockets listen. A manager with a watchdog is notified only while `periods`
     /// rises: a daemon that answers but no longer accounts is restarted.
     pub(crate) fn ready(status: &str, periods: Arc<AtomicU64>) -> std::io::Result<Self> {
-        tell(&[NotifyState::Ready, NotifyState::Status(status)]);
+        notify(&[NotifyState::Ready, NotifyState::Status(status)]);
         let Some(limit) = sd_notify::watchdog_enabled() else {
             return Ok(Self {
                 running: None,
@@ -43,7 +43,7 @@ impl Service {
                 while stop.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
                     let now = periods.load(Ordering::Relaxed);
                     if last.replace(now) != Some(now) {
-                        tell(&[NotifyState::Watchdog]);
+                        notify(&[NotifyState::Watchdog]);
                     }
                 }
             })?;
@@ -57,20 +57,20 @@ impl Service {
     pub(crate) fn reloading(&self) {
         // SOURCE: sd_notify(3): `RELOADING=1` comes with `MONOTONIC_USEC`.
         match NotifyState::monotonic_usec_now() {
-            Ok(now) => tell(&[NotifyState::Reloading, now]),
-            Err(_) => tell(&[NotifyState::Reloading]),
+            Ok(now) => notify(&[NotifyState::Reloading, now]),
+            Err(_) => notify(&[NotifyState::Reloading]),
         }
     }
 
     /// Reports the end of a reload, also of one that failed.
     pub(crate) fn again(&self, status: &str) {
-        tell(&[NotifyState::Ready, NotifyState::Status(status)]);
+        notify(&[NotifyState::Ready, NotifyState::Status(status)]);
     }
 }
 
 impl Drop for Service {
     fn drop(&mut self) {
-        tell(&[NotifyState::Stopping]);
+        notify(&[NotifyState::Stopping]);
         drop(self.running.take());
         if self.watch.take().is_some_and(|watch| watch.join().is_err()) {
             log::error!("The watchdog's thread panicked");

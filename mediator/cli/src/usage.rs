@@ -112,7 +112,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         if let Some(error) = cause.downcast_ref::<ExportError>() {
             return match error {
                 ExportError::NotClosed { .. }
-                | ExportError::NotBegun { .. }
+                | ExportError::NotStarted { .. }
                 | ExportError::Discarded { .. } => 5,
                 ExportError::NoGpu | ExportError::NoTenant { .. } => 3,
                 ExportError::Empty | ExportError::NotAnHour { .. } | ExportError::NoPrices => 2,
@@ -272,7 +272,7 @@ mod tests {
         let tenant = "nobody".to_owned();
         assert_eq!(code(ExportError::NoTenant { tenant }), 3);
         assert_eq!(
-            code(ExportError::NotBegun {
+            code(ExportError::NotStarted {
                 node: String::new(),
                 gpu: String::new(),
                 from: UnixNanos(0)

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_stays_within_its_place() {
+    fn a_name_is_escaped_in_the_path() {
         assert_eq!(path("a-1.b_c", "/scheduling"), "/v1/vms/a-1.b_c/scheduling");
         assert_eq!(path("../x?y", ""), "/v1/vms/..%2Fx%3Fy");
     }

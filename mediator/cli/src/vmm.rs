@@ -22,7 +22,7 @@ const RETRY: Duration = Duration::from_millis(50);
 /// What the command prints on standard output, one JSON object a line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "said", rename_all = "snake_case")]
-pub(crate) enum Said {
+pub(crate) enum Message {
     /// All kernels were verified once; the load begins.
     Loading,
     /// The daemon is gone, and the guest's GPU with it; it is started again.
@@ -95,8 +95,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         });
         let again = args.reconnect && !end.is_due();
         match ended {
-            Ok(left) if left.lost && again => say(&Said::Lost)?,
-            Ok(left) => return say(&Said::Report(report(args, &left))),
+            Ok(left) if left.lost && again => print_message(&Message::Lost)?,
+            Ok(left) => return print_message(&Message::Report(report(args, &left))),
             // A VM that starts fails like this while the daemon restarts; any other failure would
             // recur.
             Err(error) if again && is_of_the_connection(&error) => {}
@@ -174,18 +174,19 @@ fn report(args: &Args, left: &VmReport) -> GuestReport {
     }
 }
 
-fn say(said: &Said) -> anyhow::Result<()> {
-    println!("{}", serde_json::to_string(said)?);
+fn print_message(message: &Message) -> anyhow::Result<()> {
+    println!("{}", serde_json::to_string(message)?);
     Ok(())
 }
 
 /// Waits until the guest reports that all kernels were verified, and, of one that fills its memory,
 /// that its load has begun.
 fn wait_for_load(vm: &VmHandle, args: &Args) -> anyhow::Result<()> {
-    let begun = |report: Report| report.passed != 0 && (!args.fill_memory || report.doorbells > 0);
+    let started =
+        |report: Report| report.passed != 0 && (!args.fill_memory || report.doorbells > 0);
     while !vm.wait(Duration::from_millis(20)) {
-        if args.load_only || Report::decode(&vm.report()).is_some_and(begun) {
-            return say(&Said::Loading);
+        if args.load_only || Report::decode(&vm.report()).is_some_and(started) {
+            return print_message(&Message::Loading);
         }
     }
     Ok(())

@@ -90,13 +90,13 @@ impl Browser {
         })
     }
 
-    fn ask(&self, method: &str, path: &str, body: &Value) -> Value {
+    fn request(&self, method: &str, path: &str, body: &Value) -> Value {
         let path = format!("/session/{}{path}", self.session);
         exchange(self.port, method, &path, body).expect("the browser answers")
     }
 
     fn script(&self, script: &str) -> Value {
-        self.ask(
+        self.request(
             "POST",
             "/execute/sync",
             &json!({"script": script, "args": []}),
@@ -104,7 +104,7 @@ impl Browser {
     }
 
     fn window(&self, width: u32, height: u32, dark: bool) {
-        self.ask(
+        self.request(
             "POST",
             "/window/rect",
             &json!({"width": width, "height": height}),
@@ -113,11 +113,11 @@ impl Browser {
         let features = json!([{"name": "prefers-color-scheme", "value": scheme}]);
         let command =
             json!({"cmd": "Emulation.setEmulatedMedia", "params": {"features": features}});
-        self.ask("POST", "/goog/cdp/execute", &command);
+        self.request("POST", "/goog/cdp/execute", &command);
     }
 
     fn screenshot(&self, path: &Path) {
-        let picture = self.ask("GET", "/screenshot", &Value::Null);
+        let picture = self.request("GET", "/screenshot", &Value::Null);
         let bytes = base64(picture.as_str().unwrap());
         assert!(
             bytes.starts_with(b"\x89PNG") && bytes.len() > 10_000,
@@ -210,7 +210,7 @@ fn a_weight_that_is_changed_in_the_page_changes_the_shares() {
         .read_line(&mut address)
         .unwrap();
     browser.window(1400, 1250, false);
-    browser.ask("POST", "/url", &json!({"url": address.trim()}));
+    browser.request("POST", "/url", &json!({"url": address.trim()}));
 
     let third = |part: f64| (25.0..42.0).contains(&part);
     until("equal shares in the page", || {
@@ -236,8 +236,8 @@ fn a_weight_that_is_changed_in_the_page_changes_the_shares() {
         shown(&browser, "batch").filter(|part| (70.0..90.0).contains(part))
     });
     println!("batch, weight 800 of 1000: {share} % in the page");
-    let said = browser.script("return document.getElementById('said').textContent");
-    assert!(said.as_str().unwrap().contains("weight 800"), "{said}");
+    let shown = browser.script("return document.getElementById('said').textContent");
+    assert!(shown.as_str().unwrap().contains("weight 800"), "{shown}");
 
     // A minute of history makes a better picture; a few seconds make one.
     until("some seconds to be drawn", || {

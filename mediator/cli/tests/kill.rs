@@ -76,7 +76,7 @@ impl House {
         Process(command.spawn().unwrap())
     }
 
-    fn said(&self, name: &str) -> String {
+    fn output(&self, name: &str) -> String {
         fs::read_to_string(self.path(name)).unwrap()
     }
 
@@ -308,11 +308,11 @@ fn a_daemon_killed_at_any_moment_loses_no_window_and_counts_none_twice() {
         seen.extend(house.tail());
         daemon.0.kill().unwrap();
         let status = daemon.0.wait().unwrap();
-        let said = house.said("daemon-said");
+        let output = house.output("daemon-said");
         assert_eq!(
             status.signal(),
             Some(9),
-            "run {number} ended by itself: {said}"
+            "run {number} ended by itself: {output}"
         );
         runs.push(Run {
             number,
@@ -339,8 +339,8 @@ fn a_daemon_killed_at_any_moment_loses_no_window_and_counts_none_twice() {
     for (vm, name) in vms.iter_mut().zip(["native", "second"]) {
         drop(vm.0.stdin.take());
         let status = vm.end(PATIENCE).expect("a VM did not end");
-        let (said, error) = (house.said(name), house.said(&format!("{name}-error")));
-        assert!(status.success(), "{name}: {error}{said}");
+        let (output, error) = (house.output(name), house.output(&format!("{name}-error")));
+        assert!(status.success(), "{name}: {error}{output}");
     }
     daemon.signal(rustix::process::Signal::TERM);
     assert!(daemon.end(PATIENCE).is_some_and(|status| status.success()));
@@ -350,7 +350,7 @@ fn a_daemon_killed_at_any_moment_loses_no_window_and_counts_none_twice() {
         ended: unix_ns(),
     });
     let sums = compare(&house, &runs, &seen);
-    let lost = |name| house.said(name).matches("\"lost\"").count();
+    let lost = |name| house.output(name).matches("\"lost\"").count();
     println!(
         "{kills} kills in {:.0} s: {} windows of {} runs, {} gaps, {} entries seen before a kill, all there; {} ns booked, as the GPU \
          has them; {} ns (at most {} ns of a run) fell into gaps, {} ns of windows unobserved; VMs came back {} and {} times",

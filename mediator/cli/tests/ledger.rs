@@ -111,7 +111,7 @@ fn a_killed_daemon_goes_on_with_its_ledger_and_the_bill_is_what_was_charged() {
         .unwrap();
     assert!(term.success());
     let stdout = second.0.stdout.take().unwrap();
-    let told: Value = serde_json::from_reader(stdout).unwrap();
+    let report: Value = serde_json::from_reader(stdout).unwrap();
     assert!(second.0.wait().unwrap().success());
 
     let sound = verify(folder).unwrap();
@@ -168,7 +168,7 @@ fn a_killed_daemon_goes_on_with_its_ledger_and_the_bill_is_what_was_charged() {
         .iter()
         .map(|row| row["engine_ns"].parse::<u64>().unwrap())
         .sum();
-    let charged = told["engines"][0]["used_ns"].as_u64().unwrap();
+    let charged = report["engines"][0]["used_ns"].as_u64().unwrap();
     assert!(charged > 0);
     assert_eq!(
         billed, charged,
@@ -218,7 +218,7 @@ fn bytes_in_the_ledger_are_those_that_guests_copied() {
     let mut stdout = daemon.0.stdout.take().unwrap();
     stdout.read_to_string(&mut output).unwrap();
     assert!(daemon.0.wait().unwrap().success());
-    let told: Value = serde_json::from_str(&output).unwrap();
+    let report: Value = serde_json::from_str(&output).unwrap();
     let closed = verify(folder).unwrap()["closed_until"].clone();
     let from = ["--from", "2020-01-01T00:00:00Z", "--to"];
     let export = ["export", "--allow-gaps", "--format", "csv"];
@@ -230,8 +230,8 @@ fn bytes_in_the_ledger_are_those_that_guests_copied() {
         let bytes = own.map(|row| row["copy_bytes"].parse::<u64>().unwrap());
         bytes.sum::<u64>()
     };
-    let charged = told["accounts"][0]["copy_bytes"].as_u64();
-    assert_eq!(charged, Some(of("a") + of("b")), "{told:#}");
+    let charged = report["accounts"][0]["copy_bytes"].as_u64();
+    assert_eq!(charged, Some(of("a") + of("b")), "{report:#}");
     // Beside its load each guest copies the same, as it verifies the GPU and its last copy.
     let beside = [0, 1].map(|place| {
         let (name, kib) = sizes[place];
@@ -312,12 +312,12 @@ fn removed_ledger_is_reported_and_gets_all_when_a_file_is_there_and_the_report_a
     remove();
     until("a refusal", refused);
     daemon.signal(rustix::process::Signal::TERM);
-    let told: Value = serde_json::from_reader(daemon.0.stdout.take().unwrap()).unwrap();
+    let report: Value = serde_json::from_reader(daemon.0.stdout.take().unwrap()).unwrap();
     assert!(daemon.0.wait().unwrap().success());
     let sound = verify(folder).unwrap();
     let zero = (Some(0), Some(0));
     assert_eq!((sound["broken"].as_u64(), sound["gaps"].as_u64()), zero);
-    let charged = told["engines"][0]["used_ns"].as_u64().unwrap();
+    let charged = report["engines"][0]["used_ns"].as_u64().unwrap();
     assert!(charged > 0);
     assert_eq!(
         sound["engine_ns"].as_u64(),

@@ -182,7 +182,7 @@ fn a_pair_under_the_daemon_gets_its_weights() {
 }
 
 #[test]
-fn memory_leaves_the_gpu_under_a_running_kernel_and_comes_back() {
+fn memory_leaves_the_gpu_under_a_running_kernel_and_returns() {
     let Some(_gpu) = gpu() else { return };
     let words = [
         "bench",

@@ -13,8 +13,8 @@ fn closed_output_pipe_ends_commands_without_a_panic() {
             .stdout(writer)
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(141), "{arguments:?}: {said}");
-        assert!(!said.contains("panicked"), "{arguments:?}: {said}");
+        let messages = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(141), "{arguments:?}: {messages}");
+        assert!(!messages.contains("panicked"), "{arguments:?}: {messages}");
     }
 }

@@ -184,13 +184,13 @@ fn units_are_sound(root: &Path) {
         .output()
         .unwrap();
     // In a test folder the program is not at the unit's path, nor its pages where man searches.
-    let said = String::from_utf8_lossy(&verified.stderr).into_owned();
+    let text = String::from_utf8_lossy(&verified.stderr).into_owned();
     let meant = |line: &&str| {
         !line.contains("is not executable") && !line.contains("Command 'man ")
             // Other units of this machine.
             && line.contains("turnstile")
     };
-    let wrong: Vec<&str> = said.lines().filter(meant).collect();
+    let wrong: Vec<&str> = text.lines().filter(meant).collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
@@ -250,10 +250,10 @@ fn next(manager: &UnixDatagram) -> String {
 fn service_manager_is_notified_of_ready_watchdog_and_stopping() {
     let folder = tempfile::tempdir().unwrap();
     let (mut daemon, manager) = served(folder.path(), Some(Duration::from_millis(300)));
-    let said = next(&manager);
+    let text = next(&manager);
     assert!(
-        said.contains("READY=1") && said.contains("STATUS=software GPU"),
-        "{said}"
+        text.contains("READY=1") && text.contains("STATUS=software GPU"),
+        "{text}"
     );
     assert!(
         folder.path().join("vmm.sock").exists(),

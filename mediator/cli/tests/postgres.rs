@@ -105,9 +105,9 @@ fn usage_reads_it(database: &str, engine_ns: u128) {
             .output()
             .unwrap()
     };
-    let said = usage(&["verify", "--json"]);
-    let gpus: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
-    assert!(said.status.success(), "{gpus:#}");
+    let verified = usage(&["verify", "--json"]);
+    let gpus: serde_json::Value = serde_json::from_slice(&verified.stdout).unwrap();
+    assert!(verified.status.success(), "{gpus:#}");
     let until = gpus[0]["closed_until"].as_str().unwrap();
     let csv = [
         "export",
@@ -139,8 +139,11 @@ fn a_password_does_not_stand_in_the_configuration() {
         .args(["--set", "ledger.postgres=postgresql://u:secret@localhost/d"])
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let messages = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success());
-    assert!(said.contains("ledger.postgres_password_file"), "{said}");
-    assert!(!said.contains("secret"), "{said}");
+    assert!(
+        messages.contains("ledger.postgres_password_file"),
+        "{messages}"
+    );
+    assert!(!messages.contains("secret"), "{messages}");
 }

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bursts_ask_for_three_tenths_and_are_the_same_each_time() {
+    fn bursts_need_three_tenths_and_are_the_same_each_time() {
         let (kernel_ns, length_ns) = (200_000, 60_000_000_000);
         let all = bursts(7, kernel_ns, length_ns);
         assert_eq!(all, bursts(7, kernel_ns, length_ns));

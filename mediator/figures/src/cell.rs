@@ -29,7 +29,7 @@ pub const WARNINGS_MAX: usize = 20;
 
 /// What a scheduler reports about a run; empty for the driver's own scheduler.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct SchedulerSays {
+pub struct SchedulerReport {
     /// The window of the charges, on the GPU's clock.
     pub window: Option<Span>,
     /// Charges, one for each tenant of the cell in its order, where they are known.
@@ -227,7 +227,7 @@ pub fn line(
     cell: &Cell,
     scheduler: &str,
     loads: &[LoadReport],
-    says: &SchedulerSays,
+    report: &SchedulerReport,
     skip_ns: u64,
 ) -> Result<CellLine, CellError> {
     if loads.len() != cell.tenants.len() {
@@ -273,8 +273,8 @@ pub fn line(
         .zip(&cell.tenants)
         .enumerate()
         .map(|(index, (load, tenant))| {
-            let charge = says.charges.get(index).copied().flatten();
-            let window = says
+            let charge = report.charges.get(index).copied().flatten();
+            let window = report
                 .window
                 .map(|window| window.on_a_clock_ahead(load.clock_offset_ns));
             let truth = |buckets: &[u64]| within(buckets, load.start_ns, FINE_NS, window?);
@@ -332,10 +332,10 @@ pub fn line(
             &lossless(&cell.tenants, count)?,
             from,
         ),
-        daemon_cpu_percent: says.cpu_percent,
-        gate_cpu_percent: says.gate_cpu_percent,
-        figures: says.figures.clone(),
-        warnings: says.warnings.clone(),
+        daemon_cpu_percent: report.cpu_percent,
+        gate_cpu_percent: report.gate_cpu_percent,
+        figures: report.figures.clone(),
+        warnings: report.warnings.clone(),
     })
 }
 

@@ -39,17 +39,17 @@ impl Readings {
         let more: Vec<u64> = std::iter::zip(sums, &self.sums)
             .map(|(now, before)| now.saturating_sub(*before).0)
             .collect();
-        let mut told = vec![0; more.len()];
+        let mut assigned = vec![0; more.len()];
         let mut from = self.at;
         while from < at {
             let bucket = from.since(self.begin).0 / BUCKET_NS + 1;
             let end = self.begin + Nanos(bucket * BUCKET_NS);
             let to = end.min(at);
             let passed = to.since(self.at).0;
-            for ((part, more), told) in self.part.iter_mut().zip(&more).zip(&mut told) {
+            for ((part, more), assigned) in self.part.iter_mut().zip(&more).zip(&mut assigned) {
                 // CAST: no more than `more`.
                 let until = (u128::from(*more) * u128::from(passed) / u128::from(whole)) as u64;
-                *part += until - std::mem::replace(told, until);
+                *part += until - std::mem::replace(assigned, until);
             }
             if to == end {
                 for (part, buckets) in self.part.iter_mut().zip(&mut self.buckets) {
@@ -100,8 +100,8 @@ mod tests {
                 sum += if passed == 0 { 0 } else { more };
                 readings.read(Moment(at), &[Nanos(sum)]);
             }
-            let told: u64 = readings.buckets()[0].iter().sum();
-            prop_assert_eq!(told + readings.part[0], sum);
+            let total: u64 = readings.buckets()[0].iter().sum();
+            prop_assert_eq!(total + readings.part[0], sum);
             prop_assert_eq!(readings.buckets()[0].len() as u64, (at - 3) / BUCKET_NS);
         }
     }

@@ -31,9 +31,9 @@ pub fn recording(
         _ => word.to_owned(),
     };
     let mut lines = vec![format!("# {title}")];
-    let said = messages.lines().filter_map(|line| line.split_once(TARGET));
-    lines.extend(said.map(|(_, said)| {
-        let words: Vec<String> = said.split(' ').map(relative).collect();
+    let lines_of_target = messages.lines().filter_map(|line| line.split_once(TARGET));
+    lines.extend(lines_of_target.map(|(_, line)| {
+        let words: Vec<String> = line.split(' ').map(relative).collect();
         words.join(" ")
     }));
     for (tenant, load) in loads {

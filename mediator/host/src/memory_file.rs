@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_is_taken_stays_what_it_is() {
+    fn a_used_descriptor_number_is_not_replaced() {
         let file = memory_file("turnstile-test", 4096).unwrap();
         let number = 700;
         let fd = inherited(&file, number).unwrap();

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// TIMEOUT: time for a call in progress to check its addresses, which the driver does first. A call
 /// that takes longer waits for the GPU.
-const LOOKS: Duration = Duration::from_millis(5);
+const CALLS_WAIT_MAX: Duration = Duration::from_millis(5);
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// Counts of missing chunks and of calls in progress.
@@ -25,11 +25,11 @@ pub(crate) struct Gate {
     /// Work was submitted since all chunks were last resident.
     used: AtomicBool,
     /// While chunks are missing: it was reported that they are wanted.
-    said: AtomicBool,
+    reported: AtomicBool,
     /// Number of missing chunks.
     away: AtomicU64,
     /// Number of chunks that ever left.
-    gone: AtomicU64,
+    departures: AtomicU64,
     /// Number of calls in progress.
     inside: AtomicU64,
     waiting: Mutex<()>,
@@ -48,10 +48,10 @@ impl Gate {
     ) -> R {
         loop {
             self.enter(&wants);
-            let before = self.gone.load(Ordering::SeqCst);
+            let before = self.departures.load(Ordering::SeqCst);
             let result = call();
             self.inside.fetch_sub(1, Ordering::SeqCst);
-            if !is_refused(result) || self.gone.load(Ordering::SeqCst) == before {
+            if !is_refused(result) || self.departures.load(Ordering::SeqCst) == before {
                 return result;
             }
         }
@@ -65,7 +65,7 @@ impl Gate {
                 return;
             }
             self.inside.fetch_sub(1, Ordering::SeqCst);
-            if self.says() {
+            if self.needs_report() {
                 wants();
             }
             let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
@@ -86,8 +86,8 @@ impl Gate {
     }
 
     /// Whether the caller has to report that missing memory is wanted.
-    fn says(&self) -> bool {
-        !self.said.swap(true, Ordering::SeqCst)
+    fn needs_report(&self) -> bool {
+        !self.reported.swap(true, Ordering::SeqCst)
     }
 
     /// Notes work that need not wait. True if the caller has to report that missing memory is
@@ -96,21 +96,23 @@ impl Gate {
         // Before `away` is read: a thread that releases a chunk now sees `used`, or this one sees
         // `away`.
         self.uses();
-        self.away.load(Ordering::SeqCst) > 0 && !self.said.load(Ordering::SeqCst) && self.says()
+        self.away.load(Ordering::SeqCst) > 0
+            && !self.reported.load(Ordering::SeqCst)
+            && self.needs_report()
     }
 
     /// Notes that a chunk is about to leave. True if the caller has to report at once that it is
     /// wanted: submitted work may not have ended.
     pub(crate) fn leaves(&self) -> bool {
-        self.gone.fetch_add(1, Ordering::SeqCst);
+        self.departures.fetch_add(1, Ordering::SeqCst);
         if self.away.fetch_add(1, Ordering::SeqCst) > 0 {
             return false;
         }
-        let until = Instant::now() + LOOKS;
+        let until = Instant::now() + CALLS_WAIT_MAX;
         while self.inside.load(Ordering::SeqCst) > 0 && Instant::now() < until {
             thread::sleep(PAUSE);
         }
-        self.used.load(Ordering::SeqCst) && self.says()
+        self.used.load(Ordering::SeqCst) && self.needs_report()
     }
 
     /// Notes that a chunk is back, or was freed.
@@ -135,7 +137,7 @@ impl Gate {
         // Earlier work has ended by the time that its tenant counts as idle; the daemon polls the
         // others.
         self.used.store(false, Ordering::SeqCst);
-        self.said.store(false, Ordering::SeqCst);
+        self.reported.store(false, Ordering::SeqCst);
         let _waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         self.home.notify_all();
     }
@@ -150,7 +152,7 @@ mod tests {
     fn calls_wait_while_something_is_away_and_are_made_again_if_it_left_meanwhile() {
         let gate = Gate::default();
         assert!(!gate.leaves() && !gate.leaves(), "nothing was submitted");
-        let (made, said) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (made, reports) = (AtomicU64::new(0), AtomicU64::new(0));
         thread::scope(|scope| {
             let calling = scope.spawn(|| {
                 gate.call(
@@ -165,7 +167,7 @@ mod tests {
                     },
                     |result| result == 1,
                     || {
-                        said.fetch_add(1, Ordering::SeqCst);
+                        reports.fetch_add(1, Ordering::SeqCst);
                     },
                 )
             });
@@ -175,10 +177,10 @@ mod tests {
             assert_eq!(calling.join().unwrap(), 0);
         });
         assert_eq!(made.load(Ordering::SeqCst), 2);
-        let nobody = || unreachable!();
-        let refused = gate.call(|| 1, |result| result == 1, nobody);
+        let not_reported = || unreachable!();
+        let refused = gate.call(|| 1, |result| result == 1, not_reported);
         assert_eq!(refused, 1, "for good");
-        assert!(said.load(Ordering::SeqCst) <= 1, "it may have come late");
+        assert!(reports.load(Ordering::SeqCst) <= 1, "it may have come late");
     }
 
     #[test]

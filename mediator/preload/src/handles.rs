@@ -117,7 +117,7 @@ impl Write for Line {
 mod tests {
     use super::*;
 
-    fn said(number: u8, words: &[u32]) -> Option<String> {
+    fn encoded(number: u8, words: &[u32]) -> Option<String> {
         let line = line(number, words, 77, |address, word| {
             assert_eq!((address, word), (0x1_0000_0020, 3));
             9
@@ -139,16 +139,20 @@ mod tests {
     fn successful_group_and_channel_requests_are_reported() {
         let group = [0xc1d0_0001, 1, 0x10, 0xa06c, 0x20, 1, 0, 0];
         let text = "+ 77 c1d00001 10 a06c 1 9\n";
-        assert_eq!(said(ALLOC, &group).as_deref(), Some(text));
+        assert_eq!(encoded(ALLOC, &group).as_deref(), Some(text));
         let mut channel = [0xc1d0_0001, 0x10, 0x11, 0xc86f, 0, 0, 5, 5, 5, 5, 0, 5];
         let text = "+ 77 c1d00001 11 c86f 10 0\n";
-        assert_eq!(said(ALLOC, &channel).as_deref(), Some(text));
+        assert_eq!(encoded(ALLOC, &channel).as_deref(), Some(text));
         channel[10] = 0x1f;
-        assert_eq!(said(ALLOC, &channel), None, "refused");
-        assert_eq!(said(ALLOC, &[1, 2, 3, 0x80, 0, 0, 0, 0]), None, "a device");
+        assert_eq!(encoded(ALLOC, &channel), None, "refused");
+        assert_eq!(
+            encoded(ALLOC, &[1, 2, 3, 0x80, 0, 0, 0, 0]),
+            None,
+            "a device"
+        );
         let text = "- 77 1 3\n";
-        assert_eq!(said(FREE, &[1, 2, 3, 0]).as_deref(), Some(text));
-        assert_eq!(said(FREE, &[1, 2, 3, 0x21]), None, "refused");
+        assert_eq!(encoded(FREE, &[1, 2, 3, 0]).as_deref(), Some(text));
+        assert_eq!(encoded(FREE, &[1, 2, 3, 0x21]), None, "refused");
     }
 
     #[test]

@@ -225,7 +225,7 @@ mod tests {
         ) {
             let mut ordered = Ordered::default();
             let mut live: BTreeMap<u64, u64> = BTreeMap::new();
-            let mut gone = Vec::new();
+            let mut released = Vec::new();
             let mut next = 0;
             for (step, size, stream, which) in steps {
                 let size = size << 20;
@@ -240,7 +240,7 @@ mod tests {
                             },
                             |block| (block.address, block.bytes),
                         );
-                        prop_assert!(bytes >= size && !gone.contains(&address));
+                        prop_assert!(bytes >= size && !released.contains(&address));
                         prop_assert!(live.insert(address, bytes).is_none());
                     }
                     2 if !live.is_empty() => {
@@ -248,7 +248,7 @@ mod tests {
                         live.remove(&address);
                         ordered.give(address, stream, which.index(10));
                     }
-                    _ => gone.extend(ordered.trim_to_threshold(POOL, |_| true).iter().map(|b| b.address)),
+                    _ => released.extend(ordered.trim_to_threshold(POOL, |_| true).iter().map(|b| b.address)),
                 }
                 let pool = ordered.pool(POOL);
                 prop_assert_eq!(pool.used_bytes, live.values().sum::<u64>());

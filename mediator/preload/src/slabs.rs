@@ -131,7 +131,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_never_overlap_and_all_comes_back(
+        fn pieces_never_overlap_and_all_are_returned(
             steps in prop::collection::vec((any::<bool>(), 1_u64..1 << 20, any::<prop::sample::Index>()), 1..300),
         ) {
             let mut slabs = Slabs::default();

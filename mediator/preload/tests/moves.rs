@@ -83,7 +83,7 @@ struct Daemon {
     limit_bytes: u64,
     /// Chunks with their bytes and memory.
     chunks: BTreeMap<u64, (u64, Option<OwnedFd>)>,
-    asked: BTreeMap<u64, u64>,
+    granted: BTreeMap<u64, u64>,
     pinned: BTreeMap<Pin, u64>,
 }
 
@@ -97,13 +97,13 @@ impl Daemon {
             socket,
             limit_bytes,
             chunks: BTreeMap::new(),
-            asked: BTreeMap::new(),
+            granted: BTreeMap::new(),
             pinned: BTreeMap::new(),
         };
         let version = VERSION;
         assert_eq!(daemon.next().unwrap().0, ToDaemon::Hello { version });
         let limit_bytes = daemon.limit_bytes;
-        daemon.say(
+        daemon.send(
             ToLibrary::Welcome {
                 version,
                 limit_bytes,
@@ -113,7 +113,7 @@ impl Daemon {
         daemon
     }
 
-    fn say(&self, message: ToLibrary, fd: Option<&OwnedFd>) {
+    fn send(&self, message: ToLibrary, fd: Option<&OwnedFd>) {
         let fds: Vec<_> = fd.iter().map(|fd| fd.as_fd()).collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -148,7 +148,7 @@ impl Daemon {
 
     fn used(&self) -> u64 {
         let made: u64 = self.chunks.values().map(|(bytes, _)| bytes).sum();
-        made + self.asked.values().sum::<u64>()
+        made + self.granted.values().sum::<u64>()
     }
 
     /// Serves one frame, and returns it; an error at the program's end.
@@ -158,14 +158,14 @@ impl Daemon {
             ToDaemon::Ask { chunk, bytes } => {
                 if self.used() + bytes > self.limit_bytes {
                     let reason = Denial::Limit;
-                    self.say(ToLibrary::Denied { chunk, reason }, None);
+                    self.send(ToLibrary::Denied { chunk, reason }, None);
                 } else {
-                    assert!(self.asked.insert(chunk, bytes).is_none());
-                    self.say(ToLibrary::Granted { chunk }, None);
+                    assert!(self.granted.insert(chunk, bytes).is_none());
+                    self.send(ToLibrary::Granted { chunk }, None);
                 }
             }
             ToDaemon::Made { chunk, bytes } => {
-                self.asked.remove(&chunk);
+                self.granted.remove(&chunk);
                 let size = rustix::fs::fstat(fd.as_ref().unwrap()).unwrap().st_size;
                 assert_eq!(size as u64, bytes);
                 assert!(self.chunks.insert(chunk, (bytes, fd)).is_none());
@@ -176,7 +176,7 @@ impl Daemon {
             ToDaemon::Pinned { reason, bytes } => {
                 self.pinned.insert(reason, bytes);
             }
-            ToDaemon::Info { question } => self.say(
+            ToDaemon::Info { question } => self.send(
                 ToLibrary::Memory {
                     question,
                     free_bytes: self.limit_bytes - self.used(),
@@ -196,7 +196,7 @@ impl Daemon {
 
     /// Releases a chunk, and restores it from other memory with the same bytes.
     fn move_out_and_in(&mut self, chunk: u64) {
-        self.say(ToLibrary::Release { chunk }, None);
+        self.send(ToLibrary::Release { chunk }, None);
         self.serve_until(ToDaemon::Released { chunk });
         let (bytes, fd) = self.chunks.remove(&chunk).unwrap();
         let mut from = File::from(fd.unwrap());
@@ -208,7 +208,7 @@ impl Daemon {
         let mut to = File::from(other);
         to.write_all(&held).unwrap();
         let fd = OwnedFd::from(to);
-        self.say(ToLibrary::Restore { chunk }, Some(&fd));
+        self.send(ToLibrary::Restore { chunk }, Some(&fd));
         self.serve_until(ToDaemon::Restored { chunk });
         self.chunks.insert(chunk, (bytes, Some(fd)));
     }
@@ -236,7 +236,7 @@ fn moved(way: &str) {
     let until = Instant::now() + LIMIT;
     while !folder.path().join("round-0").exists() {
         assert!(Instant::now() < until);
-        daemon.say(ToLibrary::Release { chunk: u64::MAX }, None);
+        daemon.send(ToLibrary::Release { chunk: u64::MAX }, None);
         let none = ToDaemon::Failed {
             chunk: u64::MAX,
             result: 0,
@@ -293,7 +293,7 @@ fn a_linked_program_has_its_memory_moved() {
 }
 
 #[test]
-fn a_program_that_looks_names_up_has_its_memory_moved() {
+fn a_program_that_resolves_names_has_its_memory_moved() {
     moved("dlsym");
 }
 

@@ -36,8 +36,8 @@ impl Preemption {
 
     /// The state of the engine changed.
     pub(super) fn engine_changed(&mut self, state: EngineState) {
-        let stays = |(tenant, _): &(TenantId, AccountId)| matches!(state, EngineState::Running(running) if running == *tenant);
-        let ended = self.under_way.take_if(|under_way| !stays(under_way));
+        let still_runs = |(tenant, _): &(TenantId, AccountId)| matches!(state, EngineState::Running(running) if running == *tenant);
+        let ended = self.under_way.take_if(|under_way| !still_runs(under_way));
         self.payer = match state {
             EngineState::Switching => ended.map(|(_, payer)| payer).or(self.payer),
             EngineState::Idle => ended.map(|(_, payer)| payer),

@@ -172,12 +172,12 @@ impl<K: Copy + PartialEq> Level<K> {
                 .is_some_and(|reservation| reservation.left_for.contains(&key))
         };
         let pausing = |c: &&Contender<K>| c.standing == Standing::Pausing;
-        let stays = self
+        let applies = self
             .contenders
             .iter()
             .filter(pausing)
             .any(|c| left_before(c.key));
-        self.reservation = before.clone().filter(|_| stays);
+        self.reservation = before.clone().filter(|_| applies);
         if !engine_idle || self.runnable().any(|c| self.allows(c.at, c.weight)) {
             return;
         }

@@ -152,8 +152,8 @@ impl Dfq {
         self.note_fill();
         let leaving = std::mem::take(&mut self.leaving);
         let runs = |tenant: &TenantId| self.runs(*tenant);
-        let (stay, over): (Vec<_>, Vec<_>) = leaving.into_iter().partition(runs);
-        self.leaving = stay;
+        let (running, over): (Vec<_>, Vec<_>) = leaving.into_iter().partition(runs);
+        self.leaving = running;
         for tenant in over {
             self.retire(tenant);
         }

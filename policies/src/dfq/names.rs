@@ -57,11 +57,11 @@ impl Names {
         here: impl Iterator<Item = (VirtualTime, Option<Moment>)>,
         now: Moment,
     ) -> Option<VirtualTime> {
-        let gone = self.0.values().map(|r| (r.at, r.ran_at));
+        let removed = self.0.values().map(|r| (r.at, r.ran_at));
         let lately = |(_, ran_at): &(VirtualTime, Option<Moment>)| {
             ran_at.is_some_and(|at| now.since(at) <= RENAME_WINDOW)
         };
-        here.chain(gone).filter(lately).map(|(at, _)| at).max()
+        here.chain(removed).filter(lately).map(|(at, _)| at).max()
     }
 
     #[cfg(test)]

@@ -86,7 +86,7 @@ impl Run {
         self.demand(tenant, Demand::Queued)
     }
 
-    fn rest(&mut self, tenant: TenantId) -> &mut Self {
+    fn sleep(&mut self, tenant: TenantId) -> &mut Self {
         self.demand(tenant, Demand::Nothing)
     }
 

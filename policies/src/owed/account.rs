@@ -191,15 +191,15 @@ impl Account {
     pub(crate) fn retire(&mut self, settled: Moment) -> Vec<TenantId> {
         let over = |t: &Tenant| t.left_at.is_some_and(|left_at| left_at <= settled);
         let over = self.tenants.iter().filter(|(_, tenant)| over(tenant));
-        let gone: Vec<TenantId> = over.map(|(id, _)| *id).collect();
-        for id in &gone {
+        let retired: Vec<TenantId> = over.map(|(id, _)| *id).collect();
+        for id in &retired {
             if let Some(tenant) = self.tenants.remove(id)
                 && tenant.successor.is_none()
             {
                 self.remember(tenant);
             }
         }
-        gone
+        retired
     }
 
     fn remember(&mut self, tenant: Tenant) {

@@ -8,7 +8,7 @@ use super::Owed;
 use super::account::{Account, Tenant};
 use super::fraction::Fraction;
 use super::node::Node;
-use super::turn::{Holder, OwnTurn, REST, TURN_MAX};
+use super::turn::{HOLDER_IDLE_MAX, Holder, OwnTurn, TURN_MAX};
 use core::cmp::Reverse;
 use turnstile_accounting::{Moment, Nanos, TenantId};
 
@@ -25,7 +25,7 @@ pub(super) enum Ending {
     /// Its length is over.
     Over,
     /// Its holder has no work, or may not run.
-    Rested,
+    Idle,
 }
 
 /// Order of nodes: owed time over part, then the least recent own turn.
@@ -57,12 +57,12 @@ impl Owed {
 
     /// How the own turn ends at this poll, if it does.
     pub(super) fn ending(&self, turn: &OwnTurn, now: Moment) -> Option<Ending> {
-        let (mut rested, mut shut, mut wanted) = (true, true, false);
+        let (mut idle, mut shut, mut wanted) = (true, true, false);
         for (id, account) in &self.accounts {
             for (tenant_id, tenant) in account.connected() {
                 let state = &tenant.state;
                 if turn.holder.admits(*id, tenant_id) {
-                    rested &= !state.has_work && state.idle >= REST;
+                    idle &= !state.has_work && state.idle >= HOLDER_IDLE_MAX;
                     shut &= account.is_capped(tenant);
                 } else {
                     wanted |= state.has_work;
@@ -70,8 +70,8 @@ impl Owed {
             }
         }
         let late = now.since(turn.from) >= TURN_MAX;
-        if shut || rested && (wanted || late) {
-            Some(Ending::Rested)
+        if shut || idle && (wanted || late) {
+            Some(Ending::Idle)
         } else {
             (late || wanted && turn.is_over(now)).then_some(Ending::Over)
         }

@@ -78,7 +78,7 @@ pub struct Owed {
     lag: Nanos,
     window: LoadWindow,
     /// The last poll; none before the first.
-    looked_at: Option<Moment>,
+    polled_at: Option<Moment>,
     orders: Orders,
 }
 
@@ -94,7 +94,7 @@ impl Owed {
             settled: Moment(0),
             lag: Nanos::ZERO,
             window: LoadWindow::default(),
-            looked_at: None,
+            polled_at: None,
             orders: Orders::default(),
         }
     }
@@ -212,9 +212,9 @@ impl Owed {
     ///
     /// A poll with a time before the last one counts as at the last one's time.
     pub fn look(&mut self, now: Moment, seen: &[Seen], measured: &[Measured<'_>]) -> &Orders {
-        let last = self.looked_at.unwrap_or(now);
+        let last = self.polled_at.unwrap_or(now);
         let now = now.max(last);
-        self.looked_at = Some(now);
+        self.polled_at = Some(now);
         self.see(now, seen);
         if now > last {
             self.note_past(last, now);
@@ -241,7 +241,7 @@ impl Owed {
     }
 
     fn now(&self) -> Moment {
-        self.looked_at.unwrap_or(Moment(0))
+        self.polled_at.unwrap_or(Moment(0))
     }
 
     fn account_of(&mut self, tenant: TenantId) -> Option<&mut Account> {
@@ -302,7 +302,7 @@ impl Owed {
         if unknown {
             self.turns.cut();
         } else if let Some(ending) = ending {
-            self.turns.end(now, ending == Ending::Rested);
+            self.turns.end(now, ending == Ending::Idle);
         } else {
             return;
         }

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn owed_time_stays_within_its_bounds() {
+    fn owed_time_is_within_its_bounds() {
         let mut node = Node::new(0, None);
         (0..100).for_each(|_| node.settle(&stretch(0, false)));
         assert_eq!(node.owed, 30 * MS, "three units");

@@ -42,16 +42,16 @@ mod tests {
 
     #[test]
     fn a_target_shortens_slices_while_less_than_the_part_is_used() {
-        let (half, look) = (Fraction::percent(50), Nanos::from_ms(20));
+        let (half, interval) = (Fraction::percent(50), Nanos::from_ms(20));
         let mut credit = Credit::new();
         assert!(credit.is_positive());
-        (0..100).for_each(|_| credit.pass(look, half, Nanos::from_ms(1)));
-        (0..2).for_each(|_| credit.pass(look, half, look));
+        (0..100).for_each(|_| credit.pass(interval, half, Nanos::from_ms(1)));
+        (0..2).for_each(|_| credit.pass(interval, half, interval));
         assert!(!credit.is_positive(), "20 ms are the most");
-        (0..100).for_each(|_| credit.pass(look, half, look));
-        (0..20).for_each(|_| credit.pass(look, half, Nanos::ZERO));
+        (0..100).for_each(|_| credit.pass(interval, half, interval));
+        (0..20).for_each(|_| credit.pass(interval, half, Nanos::ZERO));
         assert!(!credit.is_positive(), "200 ms too much are kept");
-        credit.pass(look, half, Nanos::ZERO);
+        credit.pass(interval, half, Nanos::ZERO);
         assert!(credit.is_positive());
     }
 }

@@ -44,7 +44,7 @@ impl Rig {
 
     /// The next poll: tenants, whether they have work, and the percentage of the time that they
     /// worked.
-    fn look(&mut self, tenants: &[(TenantId, bool, u64)]) {
+    fn poll(&mut self, tenants: &[(TenantId, bool, u64)]) {
         self.keep(tenants);
         self.deliver(tenants);
     }
@@ -94,15 +94,15 @@ impl Rig {
 fn a_tenant_that_is_owed_a_turn_has_one_and_shows_what_it_works_alone() {
     let mut rig = Rig::new(&[A, B]);
     while rig.hold(B).is_none() {
-        rig.look(&[(A, true, 10), (B, true, 80)]);
+        rig.poll(&[(A, true, 10), (B, true, 80)]);
         assert!(rig.now < Moment(200 * MS), "A is owed nothing");
     }
     assert_eq!(rig.hold(B), Some(HoldReason::Turn));
     assert!(rig.rule.standing(A).unwrap().own_turn && !rig.rule.standing(B).unwrap().own_turn);
     assert_eq!(rig.rule.next_look().since(rig.now), Nanos(10 * MS));
-    rig.look(&[(A, true, 40), (B, true, 0)]);
+    rig.poll(&[(A, true, 40), (B, true, 0)]);
     assert_eq!(rig.alone(A), 1_000, "the first half measures nothing");
-    rig.look(&[(A, true, 60), (B, true, 0)]);
+    rig.poll(&[(A, true, 60), (B, true, 0)]);
     // All resident time was work: it works whenever it is resident.
     assert_eq!(rig.alone(A), 1_000);
 }
@@ -112,7 +112,7 @@ fn a_tenant_that_only_waits_is_not_waited_for() {
     let mut rig = Rig::new(&[A, B]);
     for _ in 0..100 {
         let turn = rig.rule.standing(A).unwrap().own_turn;
-        rig.look(&[(A, true, 0), (B, true, if turn { 0 } else { 100 })]);
+        rig.poll(&[(A, true, 0), (B, true, if turn { 0 } else { 100 })]);
     }
     assert_eq!(rig.alone(A), 0);
     let other = rig.rule.standing(B).unwrap();
@@ -123,25 +123,25 @@ fn a_tenant_that_only_waits_is_not_waited_for() {
 fn an_own_turn_ends_when_its_tenant_has_no_work() {
     let mut rig = Rig::new(&[A, B]);
     while rig.hold(B).is_none() {
-        rig.look(&[(A, true, 10), (B, true, 80)]);
+        rig.poll(&[(A, true, 10), (B, true, 80)]);
     }
-    let begun = rig.now;
-    rig.look(&[(A, false, 10), (B, true, 0)]);
+    let start = rig.now;
+    rig.poll(&[(A, false, 10), (B, true, 0)]);
     assert_eq!(rig.hold(B), None);
-    assert_eq!(rig.now.since(begun), Nanos(10 * MS));
+    assert_eq!(rig.now.since(start), Nanos(10 * MS));
 }
 
 #[test]
 fn an_own_turn_goes_on_while_no_other_tenant_has_work() {
     let mut rig = Rig::new(&[A, B]);
     while rig.hold(B).is_none() {
-        rig.look(&[(A, true, 10), (B, true, 80)]);
+        rig.poll(&[(A, true, 10), (B, true, 80)]);
     }
-    let begun = rig.now;
+    let start = rig.now;
     while rig.rule.standing(A).unwrap().own_turn {
-        rig.look(&[(A, true, 100), (B, false, 0)]);
+        rig.poll(&[(A, true, 100), (B, false, 0)]);
     }
-    assert_eq!(rig.now.since(begun), turn::TURN_MAX);
+    assert_eq!(rig.now.since(start), turn::TURN_MAX);
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn a_small_tenant_is_not_held() {
     while rig.now < Moment(1_500 * MS) || rig.hold(B).is_none() {
         let own_turn = rig.rule.standing(A).unwrap().own_turn;
         let (one, other) = if own_turn { (100, 0) } else { (10, 80) };
-        rig.look(&[(A, true, one), (B, true, other), (C, false, 1)]);
+        rig.poll(&[(A, true, one), (B, true, other), (C, false, 1)]);
     }
     assert_eq!(rig.hold(B), Some(HoldReason::Turn));
     assert_eq!(rig.hold(C), None, "it is resident for 1 % and owed nothing");
@@ -167,7 +167,7 @@ fn a_tenant_that_appears_in_an_own_turn_is_held_at_once() {
     let order = rig.rule.add(C, membership(3), params, rig.now).unwrap();
     assert_eq!(order.hold, None);
     while rig.hold(B).is_none() {
-        rig.look(&[(A, true, 10), (B, true, 80)]);
+        rig.poll(&[(A, true, 10), (B, true, 80)]);
     }
     let other = rig.rule.add(TenantId(4), membership(4), params, rig.now);
     assert_eq!(other.unwrap().hold, Some(HoldReason::Turn));
@@ -181,10 +181,10 @@ fn late_readings_measure_the_turn_that_they_are_about() {
     for late in [false, true] {
         let mut rig = Rig::new(&[A, B]);
         while rig.hold(B).is_none() {
-            rig.look(&[(A, true, 10), (B, true, 80)]);
+            rig.poll(&[(A, true, 10), (B, true, 80)]);
         }
         let turn = [(A, true, 50), (B, true, 0)];
-        for look in 0..2 {
+        for poll in 0..2 {
             rig.keep(&turn);
             // Resident all the time, and working for half of it.
             for (_, readings) in &mut rig.kept {
@@ -197,11 +197,11 @@ fn late_readings_measure_the_turn_that_they_are_about() {
             };
             rig.deliver(&turn);
             rig.kept = kept;
-            if late && look == 0 {
+            if late && poll == 0 {
                 rig.rule.look(rig.now, &[], &[]);
             }
         }
-        rig.look(&[(A, true, 10), (B, true, 80)]);
+        rig.poll(&[(A, true, 10), (B, true, 80)]);
         alone.push(rig.alone(A));
     }
     assert_eq!(alone[0] / 10, 65, "0.7 of the way from 1 to 0.5");
@@ -210,7 +210,7 @@ fn late_readings_measure_the_turn_that_they_are_about() {
 #[test]
 fn time_that_is_not_known_is_neither_owed_nor_charged() {
     let mut rig = Rig::new(&[A, B]);
-    rig.look(&[(A, true, 30), (B, true, 60)]);
+    rig.poll(&[(A, true, 30), (B, true, 60)]);
     let before = [A, B].map(|id| rig.rule.standing(id));
     for _ in 0..50 {
         rig.keep(&[(A, true, 0), (B, true, 90)]);
@@ -277,7 +277,7 @@ fn an_account_that_is_owed_most_comes_first_and_admits_its_tenants_together() {
     };
     rig.rule.look(Moment(0), &[], &[]);
     while rig.hold(C).is_none() {
-        rig.look(&[(A, true, 5), (B, true, 5), (C, true, 80)]);
+        rig.poll(&[(A, true, 5), (B, true, 5), (C, true, 80)]);
     }
     let own_turn = |id| rig.rule.standing(id).unwrap().own_turn;
     assert!(own_turn(A) && own_turn(B) && !own_turn(C));
@@ -289,16 +289,16 @@ fn a_capped_tenant_is_held_until_its_period_ends() {
     let mut rig = Rig::new(&[A, B]);
     let cap = Cap::new(Nanos(10 * MS), Nanos(50 * MS)).unwrap();
     rig.rule.set_cap(A, Some(cap)).unwrap();
-    rig.look(&[(A, true, 0), (B, true, 0)]);
+    rig.poll(&[(A, true, 0), (B, true, 0)]);
     assert_eq!(
         rig.rule.next_look().since(rig.now),
         Nanos(10 * MS),
         "what is left"
     );
-    rig.look(&[(A, true, 100), (B, true, 0)]);
+    rig.poll(&[(A, true, 100), (B, true, 0)]);
     assert_eq!(rig.hold(A), Some(HoldReason::Capped));
     while rig.hold(A).is_some() {
-        rig.look(&[(A, true, 0), (B, true, 100)]);
+        rig.poll(&[(A, true, 0), (B, true, 100)]);
     }
     assert_eq!(rig.now, Moment(50 * MS));
     rig.rule.set_account(
@@ -309,11 +309,11 @@ fn a_capped_tenant_is_held_until_its_period_ends() {
         },
     );
     while rig.hold(B).is_none() {
-        rig.look(&[(A, true, 0), (B, true, 100)]);
+        rig.poll(&[(A, true, 0), (B, true, 100)]);
     }
     assert_eq!(rig.hold(B), Some(HoldReason::Capped));
     rig.rule.set_account(AccountId(2), TenantParams::default());
-    rig.look(&[(A, true, 0), (B, true, 0)]);
+    rig.poll(&[(A, true, 0), (B, true, 0)]);
     assert_ne!(rig.hold(B), Some(HoldReason::Capped));
 }
 
@@ -329,13 +329,13 @@ fn a_target_shortens_the_slices_of_others() {
         },
     );
     let both = [(A, true, 60), (B, true, 30)];
-    rig.look(&both);
+    rig.poll(&both);
     assert_eq!((slice(&rig, 0), slice(&rig, 1)), (6_144, 2_048));
     rig.rule.set_target(B, true).unwrap();
-    rig.look(&both);
+    rig.poll(&both);
     assert_eq!((slice(&rig, 0), slice(&rig, 1)), (250, 2_048));
     rig.rule.set_target(B, false).unwrap();
-    rig.look(&both);
+    rig.poll(&both);
     assert_eq!(slice(&rig, 0), 6_144);
 }
 
@@ -357,7 +357,7 @@ fn tenants_are_known_once() {
 }
 
 #[test]
-fn looks_at_the_end_of_time_do_not_panic() {
+fn polls_at_the_end_of_time_do_not_panic() {
     let mut rig = Rig::new(&[A, B]);
     let cap = Cap::new(Nanos(1), Nanos(u64::MAX)).ok();
     rig.rule.set_cap(A, cap).unwrap();

@@ -31,7 +31,7 @@ pub(crate) const LAG_MAX: Nanos = Nanos::from_ms(20);
 /// An own turn ends after this even if no other tenant has work. SOURCE: simulation `lab corun`.
 pub(crate) const TURN_MAX: Nanos = Nanos::from_ms(200);
 /// A holder without work for this time ends its turn. SOURCE: simulation `lab corun`.
-pub(crate) const REST: Nanos = Nanos::from_us(500);
+pub(crate) const HOLDER_IDLE_MAX: Nanos = Nanos::from_us(500);
 /// A poll counts as on time if it is at most this early.
 pub(crate) const EARLY: Nanos = Nanos::from_us(10);
 /// Least time in which a rate is measured. SOURCE: simulation `lab corun`.
@@ -124,7 +124,7 @@ pub(crate) struct OwnTurn {
     half: Option<Moment>,
     end: Option<Moment>,
     /// It ended because the holder had no work.
-    rested: bool,
+    ended_idle: bool,
     /// A reading of it is unknown.
     unknown: bool,
     first: Sums,
@@ -139,7 +139,7 @@ impl OwnTurn {
             length,
             half: None,
             end: None,
-            rested: false,
+            ended_idle: false,
             unknown: false,
             first: Sums::default(),
             second: Sums::default(),
@@ -174,13 +174,13 @@ impl OwnTurn {
         let lasted = end.since(self.from);
         let mut whole = self.first;
         whole.add(self.second);
-        if whole.worked == Nanos::ZERO && !self.rested {
+        if whole.worked == Nanos::ZERO && !self.ended_idle {
             let resident = Nanos(whole.resident.0.saturating_add(whole.others.0));
             let idle = lasted.saturating_sub(resident);
             return (idle.0.saturating_mul(2) > lasted.0).then_some(Alone::OnlyWaits);
         }
-        if self.rested {
-            let until = lasted.saturating_sub(REST);
+        if self.ended_idle {
+            let until = lasted.saturating_sub(HOLDER_IDLE_MAX);
             let long = until > MEASURE_MIN;
             return long.then(|| Alone::Works(Fraction::ratio(whole.worked.0, until.0)));
         }
@@ -230,9 +230,9 @@ impl Turns {
     }
 
     /// Ends the turn at this poll; its measurement follows when all its readings are known.
-    pub(crate) fn end(&mut self, now: Moment, rested: bool) {
+    pub(crate) fn end(&mut self, now: Moment, ended_idle: bool) {
         if let Some(mut turn) = self.cut() {
-            (turn.end, turn.rested) = (Some(now), rested);
+            (turn.end, turn.ended_idle) = (Some(now), ended_idle);
             self.ended.push_back(turn);
         }
     }

@@ -18,7 +18,7 @@ const LONGEST_HOLD: Nanos = Nanos(61_200 * MS);
 
 #[derive(Clone, Debug)]
 enum Step {
-    Look {
+    Poll {
         /// None: at the time that the rule requests.
         after: Option<u64>,
         seen: Vec<(bool, u64)>,
@@ -43,12 +43,12 @@ fn any_cap() -> impl Strategy<Value = Option<(u64, u64)>> {
     prop::option::of((1..100 * MS, prop_oneof![1..1_000 * MS, Just(u64::MAX)]))
 }
 
-fn any_look() -> impl Strategy<Value = Step> {
+fn any_poll() -> impl Strategy<Value = Step> {
     let after = prop::option::of(prop_oneof![0..30 * MS, 0..5_000 * MS]);
     let seen = prop::collection::vec((any::<bool>(), any_length()), 6);
     let known = || prop::option::weighted(0.95, any_length());
     let readings = prop::collection::vec((known(), known(), any_length()), 6);
-    (after, seen, readings, 0u8..8).prop_map(|(after, seen, readings, delivery)| Step::Look {
+    (after, seen, readings, 0u8..8).prop_map(|(after, seen, readings, delivery)| Step::Poll {
         after,
         seen,
         readings,
@@ -59,7 +59,7 @@ fn any_look() -> impl Strategy<Value = Step> {
 fn any_step() -> impl Strategy<Value = Step> {
     let tenant = || 0u32..6;
     prop_oneof![
-        20 => any_look(),
+        20 => any_poll(),
         2 => (0u32..3, 0u8..4).prop_map(|(a, n)| Step::Add(a, n)),
         1 => tenant().prop_map(Step::Remove),
         1 => (tenant(), 1u32..=10_000).prop_map(|(t, w)| Step::Weight(t, w)),
@@ -127,7 +127,7 @@ impl Checked {
     }
 
     /// Polls, and checks all laws.
-    fn look(&mut self, seen: &[Seen], ready: &[(Moment, Vec<Reading>)]) {
+    fn poll(&mut self, seen: &[Seen], ready: &[(Moment, Vec<Reading>)]) {
         let measured = ready.iter().map(|(until, readings)| Measured {
             until: *until,
             tenants: readings,
@@ -186,7 +186,7 @@ impl Checked {
 
     fn apply(&mut self, step: Step) {
         match step {
-            Step::Look {
+            Step::Poll {
                 after,
                 seen,
                 readings,
@@ -217,7 +217,7 @@ impl Checked {
                 } else {
                     std::mem::take(&mut self.kept)
                 };
-                self.look(&seen, &ready);
+                self.poll(&seen, &ready);
             }
             Step::Add(account, name) if self.accounts.len() < 6 => {
                 self.add(AccountId(account), name, TenantParams::default());
@@ -262,7 +262,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn any_sequence_of_looks_keeps_the_laws(steps in prop::collection::vec(any_step(), 1..200)) {
+    fn any_sequence_of_polls_keeps_the_laws(steps in prop::collection::vec(any_step(), 1..200)) {
         let mut checked = Checked::new();
         for account in [0, 0, 1] {
             checked.add(AccountId(account), account as u8, TenantParams::default());
@@ -312,7 +312,7 @@ proptest! {
             });
             let readings: Vec<Reading> = readings.collect();
             let now = checked.now;
-            checked.look(&seen, &[(now, readings)]);
+            checked.poll(&seen, &[(now, readings)]);
         }
     }
 }
@@ -349,7 +349,7 @@ fn work_that_never_runs_is_not_waited_for() {
                 waited: length.saturating_sub(worked),
             });
         let readings: Vec<Reading> = readings.collect();
-        checked.look(&seen, &[(next, readings)]);
+        checked.poll(&seen, &[(next, readings)]);
     }
     assert!(held <= Nanos(60 * MS), "{held}");
 }

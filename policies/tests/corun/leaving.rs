@@ -34,10 +34,10 @@ use Return::{NewAccount, NewName, SameName, Sibling};
 fn beside(victim: &'static str, coming: (&'static str, usize, Ns), kind: Return) -> (f64, f64) {
     let (name, steps, away) = coming;
     let own = if kind == Sibling { 0 } else { 1 };
-    let comes = program(name)
+    let arriving = program(name)
         .leaving(steps, away * MS, kind != SameName)
         .account(own);
-    let mut programs = vec![program(victim).account(0), comes];
+    let mut programs = vec![program(victim).account(0), arriving];
     if kind == Sibling {
         programs.push(program("decode").account(1));
     }
@@ -92,8 +92,8 @@ fn tenants_that_come_each_second_leave_others_their_part() {
             for (count, new) in [(1, false), (1, true), (4, false), (4, true)] {
                 let mut programs = vec![program(victim).account(0)];
                 for index in 0..count {
-                    let comes = program(name).leaving(steps, SEC, new).account(index + 1);
-                    programs.push(comes.start(Ns::from(index) * 300 * MS));
+                    let arriving = program(name).leaving(steps, SEC, new).account(index + 1);
+                    programs.push(arriving.start(Ns::from(index) * 300 * MS));
                 }
                 let accounts: Vec<_> = programs.iter().map(|_| (1, None)).collect();
                 let sources = Sources {

@@ -94,7 +94,7 @@ struct Figures {
     worst: Option<f64>,
     /// Sums over native's.
     sums: Vec<f64>,
-    looks: f64,
+    polls: f64,
 }
 
 fn table(rows: &[Row], compare: bool, run: impl Fn(&[Program]) -> Outcome) -> Figures {
@@ -122,16 +122,16 @@ fn table(rows: &[Row], compare: bool, run: impl Fn(&[Program]) -> Outcome) -> Fi
         let low = |so_far: Option<f64>, next: f64| Some(so_far.map_or(next, |low| low.min(next)));
         figures.least = low(figures.least, progress);
         figures.worst = low(figures.worst, worst);
-        figures.looks = figures.looks.max(outcome.looks_per_s);
+        figures.polls = figures.polls.max(outcome.polls_per_s);
     }
     let Figures {
         least,
         worst,
-        looks,
+        polls,
         ..
     } = &figures;
     println!(
-        "{} rows: least {least:.2?} worst 2 s {worst:.2?} looks {looks:.0}/s",
+        "{} rows: least {least:.2?} worst 2 s {worst:.2?} looks {polls:.0}/s",
         rows.len()
     );
     figures
@@ -144,7 +144,7 @@ fn each_of_28_pairs_has_its_part_and_no_less_than_natively() {
     println!("sum over native's, mean of 28: {mean:.3}");
     no_failures(figures.failures);
     assert!(mean >= 0.98, "{mean}");
-    assert!(figures.looks <= 101.0, "{}", figures.looks);
+    assert!(figures.polls <= 101.0, "{}", figures.polls);
 }
 
 #[test]

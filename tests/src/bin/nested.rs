@@ -82,7 +82,7 @@ fn main() -> Result<()> {
             &cloud,
             &lab,
         );
-        linux::comes_back(&cloud, &lab);
+        linux::device_returns(&cloud, &lab);
         return Ok(());
     }
     let bus: Arc<dyn Bus> = match (&args.device, &args.vfio_user) {

@@ -324,7 +324,7 @@ impl Guest {
     /// # Errors
     /// If the fence's value decreased, or appeared without a launch or without its interrupt, or if
     /// the channel has ended.
-    pub fn look(&mut self, now: Moment) -> Result<(), BrokenLaw> {
+    pub fn poll(&mut self, now: Moment) -> Result<(), BrokenLaw> {
         let fence = self.channel.fence();
         if fence.value == self.completed {
             return Ok(());

@@ -283,7 +283,7 @@ pub(super) fn id(place: usize) -> TenantId {
 #[derive(Debug, Default)]
 pub(super) struct Launches {
     /// Launches begun of each tenant, their sum, and the length of the last.
-    begun: Vec<(u64, Nanos, Nanos)>,
+    started: Vec<(u64, Nanos, Nanos)>,
     /// Whether a begun kernel may be stopped, so that another tenant runs before its end.
     stops_kernels: bool,
 }
@@ -292,15 +292,15 @@ impl Launches {
     pub(super) fn new(tenants: usize, stops_kernels: bool) -> Self {
         Self {
             stops_kernels,
-            begun: vec![(0, Nanos::ZERO, Nanos::ZERO); tenants],
+            started: vec![(0, Nanos::ZERO, Nanos::ZERO); tenants],
         }
     }
 
     /// Takes a launch that the GPU has begun.
     pub(super) fn take(&mut self, executed: Executed, submitted: u64) -> Result<(), BrokenLaw> {
         let place = (executed.tenant.0 as usize).wrapping_sub(1);
-        let expected = self.begun.get(place).map_or(0, |begun| begun.0);
-        if place >= self.begun.len() || executed.number != expected || expected >= submitted {
+        let expected = self.started.get(place).map_or(0, |started| started.0);
+        if place >= self.started.len() || executed.number != expected || expected >= submitted {
             return Err(BrokenLaw::Launch {
                 tenant: executed.tenant,
                 number: executed.number,
@@ -308,7 +308,7 @@ impl Launches {
                 submitted,
             });
         }
-        let (number, sum, last) = &mut self.begun[place];
+        let (number, sum, last) = &mut self.started[place];
         *number += 1;
         *sum += executed.length_ns;
         *last = executed.length_ns;
@@ -317,7 +317,7 @@ impl Launches {
 
     /// Each tenant's engine time is that of its kernels; the last one may be running or stopped.
     pub(super) fn check(&self, service: &[Nanos], runs: Option<usize>) -> Result<(), BrokenLaw> {
-        for (place, (&(_, sum, last), &logged_ns)) in self.begun.iter().zip(service).enumerate() {
+        for (place, (&(_, sum, last), &logged_ns)) in self.started.iter().zip(service).enumerate() {
             let unended = self.stops_kernels || runs == Some(place);
             let least_ns = if unended { sum - last } else { sum };
             if !(least_ns..=sum).contains(&logged_ns) {
@@ -351,7 +351,7 @@ impl Idleness {
     }
 
     /// From now on: whether the engine is idle while a tenant waits.
-    pub(super) fn look(&mut self, now: Moment, idle: bool, waits: Option<TenantId>) {
+    pub(super) fn update(&mut self, now: Moment, idle: bool, waits: Option<TenantId>) {
         self.since = match (idle, waits) {
             (true, Some(tenant)) => Some(self.since.map_or((now, tenant), |since| since)),
             _ => None,

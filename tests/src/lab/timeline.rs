@@ -191,7 +191,7 @@ mod tests {
         }
     }
 
-    fn begun() -> Timeline {
+    fn idle_timeline() -> Timeline {
         let mut timeline = Timeline::new(1, Nanos(100));
         for engine in 0..3 {
             timeline
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn a_complete_log_adds_up_by_window() {
-        let mut timeline = begun();
+        let mut timeline = idle_timeline();
         timeline
             .take(event(30, 0, 1, EngineState::Running(TenantId(1))))
             .unwrap();
@@ -215,13 +215,13 @@ mod tests {
 
     #[test]
     fn a_hole_a_step_back_and_a_late_beginning_break_the_law() {
-        let mut timeline = begun();
+        let mut timeline = idle_timeline();
         assert!(
             timeline
                 .take(event(30, 0, 2, EngineState::Switching))
                 .is_err()
         );
-        let mut timeline = begun();
+        let mut timeline = idle_timeline();
         timeline.advance(Moment(40)).unwrap();
         assert!(
             timeline

@@ -76,10 +76,10 @@ impl World {
                     phases.mean(used, allocated)
                 };
                 self.watch.poll_ns = poll_ns;
-                let look = self.look();
+                let poll = self.poll();
                 let (stops, mediation) = (self.stops(), &self.mediation);
                 let suspended = |tenant| stops && !mediation.admitted(tenant);
-                self.watch.unobserved.begin(look, suspended);
+                self.watch.unobserved.begin(poll, suspended);
                 self.sleep_until(self.now + nonpoll_ns, Event::PollBegin);
             }
         }
@@ -111,7 +111,7 @@ impl World {
     }
 
     /// The GPU's current state.
-    fn look(&mut self) -> Look {
+    fn poll(&mut self) -> Look {
         let occupant = |engine| (engine, self.gpu.engine_status(engine).running);
         let occupants = engines().map(occupant).to_vec();
         let mut channels = Vec::new();
@@ -186,8 +186,8 @@ impl World {
             let pause_ns = self.watch.pace.pause();
             let sampler = Sampler::new(self.now, end, iteration_ns, pause_ns);
             self.watch.sampler = Some(sampler);
-            let look = self.look();
-            self.watch.unobserved.end(look);
+            let poll = self.poll();
+            self.watch.unobserved.end(poll);
         }
         self.schedule(end, Event::PeriodEnd);
         self.move_held(GateState::Open);
@@ -221,14 +221,14 @@ impl World {
         let (estimated, mut observed) = match self.setup.meter {
             MeterSetup::Events { .. } => (None, truth),
             MeterSetup::Polled { adaptive, .. } => {
-                let look = self.look();
+                let poll = self.poll();
                 let watch = &mut self.watch;
                 let gap = watch.sampler.take().map_or(Nanos::ZERO, |s| s.gap());
-                let finished = watch.unobserved.finished_in_phase(&look);
+                let finished = watch.unobserved.finished_in_phase(&poll);
                 watch.polled.sampled(finished, gap);
                 let observed = watch.polled.close(window(begin, end));
                 let nonpoll = window(from, begin);
-                let estimated = watch.unobserved.charge(nonpoll, &observed, &look);
+                let estimated = watch.unobserved.charge(nonpoll, &observed, &poll);
                 if adaptive {
                     watch.pace = Pace::next(&observed);
                 }

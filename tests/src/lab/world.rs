@@ -304,7 +304,7 @@ impl World {
     fn settle(&mut self) -> Result<(), BrokenLaw> {
         for place in 0..self.seats.len() {
             let seat = &mut self.seats[place];
-            seat.guest.look(self.now)?;
+            seat.guest.poll(self.now)?;
             let put = seat.guest.submit(self.now);
             let due = seat.guest.next_due().filter(|due| seat.due != Some(*due));
             if let Some(at) = due {
@@ -426,7 +426,8 @@ impl World {
             .iter()
             .find(|seat| seat.gate.keeps() || held(seat));
         let waits = waits.map(|seat| seat.guest.id);
-        self.idleness.look(self.now, self.timeline.is_idle(), waits);
+        self.idleness
+            .update(self.now, self.timeline.is_idle(), waits);
         Ok(())
     }
 

@@ -38,7 +38,7 @@ pub fn interrupts(bus: &Arc<dyn Bus>) -> anyhow::Result<Vec<Line>> {
     let vm = PlainVm::enter(&*gpu, A, 16 << 20, 2 << 20, 8)?;
     let mut channel = vm.open_channel(&*gpu, A, 64, 3)?;
     let began = Instant::now();
-    let mut came = 0;
+    let mut received = 0;
     for count in 1..=COUNT {
         channel.push_fence(true);
         channel.ring();
@@ -46,14 +46,14 @@ pub fn interrupts(bus: &Arc<dyn Bus>) -> anyhow::Result<Vec<Line>> {
         while vm.interrupts.count(3) < count && since.elapsed() < Duration::from_secs(2) {
             std::thread::yield_now();
         }
-        came += u64::from(vm.interrupts.count(3) == count);
+        received += u64::from(vm.interrupts.count(3) == count);
     }
     let each = began.elapsed() / COUNT as u32;
     gpu.destroy_context(A);
     Ok(vec![Line::promised(
         "interrupts",
-        format!("{came} of {COUNT}, {each:?} from doorbell to eventfd"),
-        came == COUNT,
+        format!("{received} of {COUNT}, {each:?} from doorbell to eventfd"),
+        received == COUNT,
     )])
 }
 

@@ -88,8 +88,8 @@ pub fn cycles(bus: &dyn Bus, cycles: u32) -> anyhow::Result<Vec<Line>> {
         // In some cycles the gate opens again before the guest has written its doorbell.
         if cycle % 4 != 0 {
             let parked = || vm.gate(0).and_then(|trace| trace.parked);
-            let came = until(|| parked().is_some_and(|parked| newer(parked, page)));
-            untrapped += u32::from(!came);
+            let parked_page_is_new = until(|| parked().is_some_and(|parked| newer(parked, page)));
+            untrapped += u32::from(!parked_page_is_new);
         }
         late += u32::from(daemon.page() != page);
         let began = Instant::now();
@@ -158,9 +158,9 @@ pub fn every_write(bus: &dyn Bus, cycles: u32) -> anyhow::Result<Vec<Line>> {
         few += u32::from(!until(enough));
         // Both counters at one moment.
         let trace = traced(&vm)?;
-        let came_out = trace.trapped - before;
+        let trapped = trace.trapped - before;
         let written = u64::from(trace.parked.unwrap_or(page).wrapping_sub(page));
-        missed += written.saturating_sub(came_out);
+        missed += written.saturating_sub(trapped);
         at_closed += written;
         late += u32::from(daemon.page() != page);
         daemon.gate(GateState::Open)?;

@@ -56,10 +56,10 @@ impl GateDaemon {
         pages.store(0, 0);
         let folder = tempfile::tempdir()?;
         let listener = UnixListener::bind(folder.path().join("vmm.sock"))?;
-        let (tell, done) = channel();
+        let (report, done) = channel();
         let (connect, streams) = channel();
         thread::Builder::new().name("stub".into()).spawn(move || {
-            if let Err(error) = serve(&listener, file, part.offset, &connect, &tell) {
+            if let Err(error) = serve(&listener, file, part.offset, &connect, &report) {
                 eprintln!("the stub of a daemon: {error:#}");
             }
         })?;
@@ -112,7 +112,7 @@ fn serve(
     pages: File,
     offset: u64,
     connect: &Sender<UnixStream>,
-    tell: &Sender<u64>,
+    report: &Sender<u64>,
 ) -> anyhow::Result<()> {
     let (stream, _) = listener.accept()?;
     let mut reader = FrameReader::new();
@@ -135,7 +135,7 @@ fn serve(
         match frame.message {
             ToDaemon::Mailbox { id, op, args } => answer(&stream, id, op, &args)?,
             ToDaemon::GateDone { trapped, seq, .. } if seq > 0 => {
-                let _ = tell.send(trapped);
+                let _ = report.send(trapped);
             }
             _ => {}
         }

@@ -11,7 +11,7 @@ use turnstile_abi::boot::PVH_REPORT_GPA;
 use turnstile_images::{Load, Outcome, REPORT_BYTES, Report, Workload};
 use turnstile_tests::cloud::{Cloud, Payload, Running, module};
 use turnstile_tests::e2e::wait_for;
-use turnstile_tests::linux::{KERNEL_US, charged, comes_back, daemon, fronts, share_in_cloud};
+use turnstile_tests::linux::{KERNEL_US, charged, daemon, device_returns, fronts, share_in_cloud};
 use turnstile_tests::machine::{Lab, Machine};
 use turnstile_vmm::front::Doorbells;
 
@@ -49,14 +49,14 @@ fn payload(folder: &Path, workload: &Workload) -> [PathBuf; 2] {
     ]
 }
 
-fn said(path: &Path) -> String {
+fn output(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
 fn share(doorbells: Doorbells) {
     let _alone = alone();
     let Some(cloud) = cloud() else { return };
-    let begun = Instant::now();
+    let start = Instant::now();
     let folder = tempfile::tempdir().unwrap();
     let daemon = daemon(folder.path());
     let vms = [("one", 100), ("three", 300)];
@@ -80,12 +80,12 @@ fn share(doorbells: Doorbells) {
         let snapshot = daemon.host().snapshot();
         vms.map(|(name, _)| charged(&snapshot, name))
     };
-    let all_said = || vms.map(|(name, _)| said(&console(name)));
+    let all_outputs = || vms.map(|(name, _)| output(&console(name)));
     let verified = |guest: &Running| report(guest).verified > 0;
     assert!(
         wait_for(BEGIN, || guests.iter().all(verified)),
         "{:?}",
-        all_said()
+        all_outputs()
     );
     let first = used();
     let more = || {
@@ -94,7 +94,7 @@ fn share(doorbells: Doorbells) {
             .zip(first)
             .all(|(now, first)| *now > first + 2e8)
     };
-    assert!(wait_for(BEGIN, more), "{:?}", all_said());
+    assert!(wait_for(BEGIN, more), "{:?}", all_outputs());
     let before = used();
     thread::sleep(MEASURED);
     let after = used();
@@ -103,7 +103,7 @@ fn share(doorbells: Doorbells) {
     for (guest, (name, _)) in guests.iter_mut().zip(vms) {
         let status = guest.process.ends(LOAD + BEGIN);
         let report = report(guest);
-        let text = (report.text(), said(&console(name)));
+        let text = (report.text(), output(&console(name)));
         assert_eq!(
             (status, report.outcome),
             (Some(0), Outcome::Passed),
@@ -123,7 +123,7 @@ fn share(doorbells: Doorbells) {
     println!(
         "stock Cloud Hypervisor, two freestanding guests at 1:3, doorbells {doorbells:?}: share {share:.4} of 0.75 over {MEASURED:?}, \
          all of it {:.1?}",
-        begun.elapsed()
+        start.elapsed()
     );
     assert!((share - 0.75).abs() < 0.03, "{share}");
 }
@@ -149,32 +149,32 @@ fn a_device_is_plugged_into_a_running_guest() {
     let console = folder.path().join("vm.log");
     let started = cloud.start("vm", &Payload::Pvh(&kernel, &module), 64, None, &console);
     let mut guest = started.unwrap();
-    assert!(wait_for(BEGIN, || guest.runs()), "{}", said(&console));
+    assert!(wait_for(BEGIN, || guest.runs()), "{}", output(&console));
     assert_eq!(report(&guest), Report::default(), "there is no device yet");
     guest.plug(&folder.path().join("vm/vm.sock")).unwrap();
     let status = guest.process.ends(BEGIN);
     let report = report(&guest);
     let seen = (status, report.outcome);
-    let text = (report.text(), said(&console));
+    let text = (report.text(), output(&console));
     assert_eq!(seen, (Some(0), Outcome::Passed), "{text:?}");
-    let gone = || daemon.host().snapshot().tenants.is_empty();
-    assert!(wait_for(BEGIN, gone));
+    let removed = || daemon.host().snapshot().tenants.is_empty();
+    assert!(wait_for(BEGIN, removed));
 }
 
 #[test]
-fn a_linux_guest_s_device_comes_back_after_the_daemon_s_restart() {
+fn a_linux_guest_s_device_returns_after_the_daemon_s_restart() {
     let _alone = alone();
     if let Some((cloud, lab)) = boots() {
-        comes_back(&cloud, &lab);
+        device_returns(&cloud, &lab);
     }
 }
 
 #[test]
 fn two_linux_guests_in_cloud_hypervisor_share_at_one_to_three() {
     let _alone = alone();
-    let begun = Instant::now();
+    let start = Instant::now();
     if let Some((cloud, lab)) = boots() {
-        share_in_cloud("stock Cloud Hypervisor", KERNEL_US, begun, &cloud, &lab);
+        share_in_cloud("stock Cloud Hypervisor", KERNEL_US, start, &cloud, &lab);
     }
 }
 
@@ -215,15 +215,15 @@ fn in_the_lab(lab: &Lab) -> Option<String> {
     };
     let mut qemu = lab.boot(&machine).unwrap();
     let ended = qemu.ends(BUDGET);
-    let said = said(&console);
-    println!("{said}");
+    let output = output(&console);
+    println!("{output}");
     assert_eq!(ended, Some(0), "the lab did not end in time");
-    let told = ["of nested --linux-guests /lab", "Kernel panic"];
-    let lost = !told.iter().any(|told| said.contains(told));
+    let words = ["of nested --linux-guests /lab", "Kernel panic"];
+    let lost = !words.iter().any(|told| output.contains(told));
     if lost {
         println!("LOST: the emulator reset the machine; another is started");
     }
-    (!lost).then_some(said)
+    (!lost).then_some(output)
 }
 
 /// The last two tests in a stock Linux machine in stock QEMU, with the KVM of an emulated processor
@@ -231,17 +231,17 @@ fn in_the_lab(lab: &Lab) -> Option<String> {
 #[test]
 fn linux_guests_in_cloud_hypervisor_in_the_nested_lab() {
     let _alone = alone();
-    let begun = Instant::now();
+    let start = Instant::now();
     if cloud().is_none() {
         return;
     }
     let Some(lab) = lab() else { return };
-    let said = (0..MACHINES_MAX).find_map(|_| in_the_lab(&lab));
-    let said = said.expect("a machine that the emulator does not lose");
+    let output = (0..MACHINES_MAX).find_map(|_| in_the_lab(&lab));
+    let output = output.expect("a machine that the emulator does not lose");
     println!(
         "Cloud Hypervisor in the lab: all of it {:.1?}",
-        begun.elapsed()
+        start.elapsed()
     );
     let status = "LAB status 0 of nested --linux-guests /lab";
-    assert!(said.contains(status) && !said.contains("SKIPPED"));
+    assert!(output.contains(status) && !output.contains("SKIPPED"));
 }

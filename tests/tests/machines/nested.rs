@@ -38,8 +38,8 @@ const GUEST: [&str; 5] = [
 ];
 
 /// The largest number after a word at the beginning of a line.
-fn number(said: &str, word: &str) -> u64 {
-    let behind = said.lines().filter_map(|line| line.strip_prefix(word));
+fn number(output: &str, word: &str) -> u64 {
+    let behind = output.lines().filter_map(|line| line.strip_prefix(word));
     let numbers = behind.filter_map(|rest| rest.trim().parse().ok());
     numbers.max().unwrap_or(0)
 }
@@ -49,13 +49,13 @@ fn number(said: &str, word: &str) -> u64 {
 const MACHINES_MAX: u32 = 4;
 
 /// The emulator's fault, if the machine's kernel reports one.
-fn lost(said: &str) -> Option<&'static str> {
+fn lost(output: &str) -> Option<&'static str> {
     let stalled = ["self-detected stall on CPU", "BUG: soft lockup"];
-    if stalled.iter().any(|stalled| said.contains(stalled)) {
+    if stalled.iter().any(|stalled| output.contains(stalled)) {
         return Some("a processor of the emulator takes no interrupts, of its own timer neither");
     }
     // The byte before the marked one was executed.
-    let oops = said.split("Oops: int3").nth(1)?;
+    let oops = output.split("Oops: int3").nth(1)?;
     let code = oops.lines().find_map(|line| line.split_once("Code: "))?.1;
     let executed = code.split_once(" <")?.0;
     (!executed.ends_with("cc")).then_some("the emulator executed a breakpoint that is not there")
@@ -67,7 +67,7 @@ const SILENT: Duration = Duration::from_secs(100);
 
 /// Result of a machine, before it was switched off.
 struct Ran {
-    said: String,
+    output: String,
     took: Duration,
     /// Processors of this machine that other programs used meanwhile.
     others: f64,
@@ -83,7 +83,7 @@ fn lost_without_a_word(what: &str, silent: &mut u32) {
 
 /// None if the emulator lost the machine.
 fn in_the_lab(lab: &Lab, silent: &mut u32) -> Option<Ran> {
-    let begun = Instant::now();
+    let start = Instant::now();
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("gpu.sock");
     let served = Command::new(env!("CARGO_BIN_EXE_nested"))
@@ -118,15 +118,15 @@ fn in_the_lab(lab: &Lab, silent: &mut u32) -> Option<Ran> {
         folders.map(|folder| ticks(&folder)).iter().sum::<u64>()
     };
     let (all_before, own_before, since) = (busy_ticks(), own(), Instant::now());
-    let said = || String::from_utf8_lossy(&fs::read(&console).unwrap_or_default()).into_owned();
+    let output = || String::from_utf8_lossy(&fs::read(&console).unwrap_or_default()).into_owned();
     let mut others = 0.0;
-    let (mut heard, mut heard_at) = (0, Instant::now());
+    let (mut read_bytes, mut read_at) = (0, Instant::now());
     let ended = loop {
         // While all processes exist.
         let ours = own().saturating_sub(own_before);
         let all = busy_ticks().saturating_sub(all_before);
         let ended = qemu.ends(Duration::from_millis(200));
-        let so_far = said();
+        let so_far = output();
         if let Some(why) = lost(&so_far) {
             println!("{so_far}");
             println!("LOST: {why}; another machine is started");
@@ -136,28 +136,28 @@ fn in_the_lab(lab: &Lab, silent: &mut u32) -> Option<Ran> {
             break ended;
         }
         others = 0.01 * all.saturating_sub(ours) as f64 / since.elapsed().as_secs_f64();
-        if so_far.len() != heard {
-            (heard, heard_at) = (so_far.len(), Instant::now());
-        } else if heard_at.elapsed() > SILENT {
+        if so_far.len() != read_bytes {
+            (read_bytes, read_at) = (so_far.len(), Instant::now());
+        } else if read_at.elapsed() > SILENT {
             println!("{so_far}");
             lost_without_a_word("says nothing, its kernel neither", silent);
             return None;
         }
     };
-    let (said, took) = (said(), begun.elapsed());
-    println!("{said}");
+    let (output, took) = (output(), start.elapsed());
+    println!("{output}");
     println!(
         "nested lab: all of it {took:.1?} of {BUDGET:?}; others used {others:.2} processors meanwhile"
     );
     assert_eq!(ended, Some(0), "the lab did not end in time");
     // A program that fails, or is killed, has a status. SOURCE: in 3 of 8 runs on one day the
     // machine reset itself while a guest touched its pages.
-    if !said.contains(" of nested") {
+    if !output.contains(" of nested") {
         lost_without_a_word("went off without a word", silent);
         return None;
     }
     Some(Ran {
-        said,
+        output,
         took,
         others,
         snapshot: daemon.host().snapshot(),
@@ -180,14 +180,14 @@ fn a_machine_is_lost_only_by_what_nothing_in_it_can_do() {
 #[test]
 fn a_pci_gpu_behind_vfio_is_shared_by_guests_under_real_page_tables() {
     let _alone = alone();
-    let begun = Instant::now();
+    let start = Instant::now();
     let Some(lab) = lab() else { return };
-    let made = begun.elapsed();
+    let made = start.elapsed();
     println!("nested lab: made in {made:.1?}");
     let mut silent = 0;
     let ran = (0..MACHINES_MAX).find_map(|_| in_the_lab(&lab, &mut silent));
     let Ran {
-        said,
+        output,
         took,
         others,
         snapshot,
@@ -196,12 +196,12 @@ fn a_pci_gpu_behind_vfio_is_shared_by_guests_under_real_page_tables() {
     // The machine as a VM.
     for command in GUEST.map(|command| command.replace('_', " ")) {
         assert!(
-            said.contains(&format!("LAB status 0 of {command}")),
+            output.contains(&format!("LAB status 0 of {command}")),
             "{command}"
         );
     }
-    assert!(said.contains("interrupts (vfio-pci)"));
-    assert!(number(&said, "interrupts ") > 100);
+    assert!(output.contains("interrupts (vfio-pci)"));
+    assert!(number(&output, "interrupts ") > 100);
     assert_eq!(
         (snapshot.conservation_error_ns, snapshot.ledger_errors),
         (0, 0)
@@ -209,7 +209,8 @@ fn a_pci_gpu_behind_vfio_is_shared_by_guests_under_real_page_tables() {
 
     // The machine as a host.
     let lines = |begin| {
-        said.lines()
+        output
+            .lines()
             .filter(move |line: &&str| line.starts_with(begin))
     };
     let broken: Vec<&str> = lines("FAILED").collect();
@@ -218,9 +219,9 @@ fn a_pci_gpu_behind_vfio_is_shared_by_guests_under_real_page_tables() {
         println!("SKIPPED: this machine is too busy to judge a guest's throughput: {broken:?}");
     } else {
         assert!(broken.is_empty(), "{broken:#?}");
-        assert!(said.contains("LAB status 0 of nested"), "nested failed");
+        assert!(output.contains("LAB status 0 of nested"), "nested failed");
     }
     let kept = lines("ok ").count() + broken.len();
-    assert!(kept >= LINES && !said.contains("SKIPPED"), "{kept} lines");
+    assert!(kept >= LINES && !output.contains("SKIPPED"), "{kept} lines");
     assert!(made + took < BUDGET);
 }

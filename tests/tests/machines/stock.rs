@@ -11,12 +11,12 @@ use crate::{alone, lab};
 #[test]
 fn two_stock_linux_guests_share_at_one_to_three() {
     let _alone = alone();
-    let begun = Instant::now();
+    let start = Instant::now();
     let Some(lab) = lab() else { return };
     share(
         "stock QEMU",
         KERNEL_US,
-        begun,
+        start,
         &|_, socket, commands, console| {
             let machine = Machine {
                 initramfs: "initramfs.gz",

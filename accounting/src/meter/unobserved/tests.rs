@@ -143,7 +143,7 @@ fn a_tenant_alone_with_a_queue_that_never_empties_is_known_exactly() {
 }
 
 #[test]
-fn a_command_that_stays_on_the_engine_is_known_exactly() {
+fn a_command_that_remains_on_the_engine_is_known_exactly() {
     let begin = look(Some(A), &[(A, 3, 1), (B, 0, 2)]);
     let end = look(Some(A), &[(A, 3, 1), (B, 0, 2)]);
     assert_eq!(
@@ -186,11 +186,11 @@ fn a_command_charged_ahead_is_not_charged_again() {
 
 #[test]
 fn a_tenant_with_unknown_get_is_charged_its_portion_of_poll_phases() {
-    let unknown = |mut look: Look| {
-        look.channels
+    let unknown = |mut poll: Look| {
+        poll.channels
             .iter_mut()
             .for_each(|channel| channel.finished = None);
-        look
+        poll
     };
     let begin = || unknown(look(Some(A), &[(A, 0, 1), (B, 0, 1)]));
     assert_eq!(

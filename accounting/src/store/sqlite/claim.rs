@@ -78,7 +78,7 @@ impl Claim {
     /// # Errors
     /// If another process has it, or if the files cannot be opened.
     pub(super) fn take(path: &Path) -> Result<Self, StoreError> {
-        let file = made(path).map_err(|error| super::connection::told(path, error))?;
+        let file = made(path).map_err(|error| super::connection::store_error(path, error))?;
         let path = canonicalize(path)?;
         let lock = Self::lock(&path, made(&beside(&path, "-lock"))?)?;
         Self::over(path, file, lock)

@@ -49,7 +49,7 @@ impl SqliteStore {
     pub fn read(path: &Path) -> Result<Self, StoreError> {
         // Not opened and closed: that drops the locks that SQLite has on the file in this process.
         let readable = rustix::fs::access(path, rustix::fs::Access::READ_OK);
-        readable.map_err(|error| told(path, error.into()))?;
+        readable.map_err(|error| store_error(path, error.into()))?;
         match Sqlite::reader(path, OpenFlags::SQLITE_OPEN_READ_ONLY) {
             // SQLite cannot make the log's files beside a file on a read-only disk, or in the
             // folder of another user. Without a log it needs none.
@@ -102,7 +102,7 @@ impl Sqlite {
         let moved = "PRAGMA wal_checkpoint(TRUNCATE)";
         let busy: i64 = self.connection.query_row(moved, [], |row| row.get(0))?;
         if busy != 0 {
-            return Err(StoreError::Gone {
+            return Err(StoreError::Removed {
                 path: beside(claim.path(), "-wal"),
             });
         }
@@ -238,7 +238,7 @@ fn version_of(connection: &Connection) -> Result<i64, StoreError> {
     Ok(if ours { pragma("user_version")? } else { 0 })
 }
 
-pub(super) fn told(path: &Path, error: std::io::Error) -> StoreError {
+pub(super) fn store_error(path: &Path, error: std::io::Error) -> StoreError {
     let path = PathBuf::from(path);
     match error.kind() {
         ErrorKind::NotFound => StoreError::NotFound { path },

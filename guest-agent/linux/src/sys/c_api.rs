@@ -300,7 +300,7 @@ pub unsafe extern "C" fn turnstile_usage(
         return INVALID;
     };
     let known = gpu.usage();
-    let told = TurnstileUsage {
+    let reported = TurnstileUsage {
         compute_ns: known.compute_ns,
         copy_ns: known.copy_ns,
         held_ns: known.held_ns,
@@ -308,6 +308,6 @@ pub unsafe extern "C" fn turnstile_usage(
         admitted: known.admitted.into(),
     };
     // SAFETY: the caller's promise.
-    unsafe { usage.write(told) };
+    unsafe { usage.write(reported) };
     0
 }

@@ -37,17 +37,17 @@ pub(super) fn metric(kind: MetricType, labels: Labels<'_>, value: f64) -> Metric
 /// The series of a histogram of lengths, in seconds.
 pub(super) fn lengths(labels: Labels<'_>, histogram: &Histogram) -> Metric {
     let mut metric = bare(labels);
-    let mut told = ProtoHistogram::default();
+    let mut exported = ProtoHistogram::default();
     let buckets = histogram.cumulative().map(|(bound, count)| {
         let mut bucket = Bucket::default();
         bucket.set_upper_bound(bound.0 as f64 / 1e9);
         bucket.set_cumulative_count(count);
         bucket
     });
-    told.set_bucket(buckets.collect());
-    told.set_sample_count(histogram.count());
-    told.set_sample_sum(histogram.sum().0 as f64 / 1e9);
-    metric.set_histogram(told);
+    exported.set_bucket(buckets.collect());
+    exported.set_sample_count(histogram.count());
+    exported.set_sample_sum(histogram.sum().0 as f64 / 1e9);
+    metric.set_histogram(exported);
     metric
 }
 

@@ -162,27 +162,27 @@ fn promtool_finds_nothing_to_complain_about() {
     let mut stdin = promtool.stdin.take().unwrap();
     stdin.write_all(written().as_bytes()).unwrap();
     drop(stdin);
-    let said = promtool.wait_with_output().unwrap();
-    let text = String::from_utf8_lossy(&said.stderr) + String::from_utf8_lossy(&said.stdout);
-    assert!(said.status.success() && text.trim().is_empty(), "{text}");
+    let output = promtool.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr) + String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.trim().is_empty(), "{text}");
 }
 
 #[test]
 fn metrics_in_rules_and_dashboard_are_exposed() {
-    let told = written();
+    let exposed = written();
     let rules = include_str!("../../../../docs/monitoring/rules.yml");
     let board = include_str!("../../../../docs/monitoring/grafana.json");
     let word = |c: char| !(c.is_ascii_alphanumeric() || "_:".contains(c));
-    let asked: std::collections::BTreeSet<&str> = [rules, board]
+    let used: std::collections::BTreeSet<&str> = [rules, board]
         .iter()
         .flat_map(|text| text.split(word))
         .filter(|name| name.starts_with("turnstile_"))
         .collect();
-    assert!(asked.len() > 10, "{asked:?}");
-    for name in asked {
+    assert!(used.len() > 10, "{used:?}");
+    for name in used {
         // Series of a histogram.
         let name = name.strip_suffix("_bucket").unwrap_or(name);
         let head = format!("# TYPE {name} ");
-        assert!(told.contains(&head), "{name} is not exposed");
+        assert!(exposed.contains(&head), "{name} is not exposed");
     }
 }

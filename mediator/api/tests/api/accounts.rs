@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::Bench;
-use super::http::{Ask, JSON, PATCH, ask, get, send};
+use super::http::{Call, JSON, PATCH, call, get, send};
 
 const GOLD: &str = "/v1/accounts/gold";
 
@@ -42,9 +42,9 @@ fn account_is_made_changed_and_forgotten() {
     let patch = |body: &str, tag: &str| {
         let headers: &[_] = &[("Content-Type", PATCH), ("If-Match", tag)];
         let (method, path) = ("PATCH", GOLD);
-        ask(
+        call(
             &socket,
-            &Ask {
+            &Call {
                 method,
                 path,
                 headers,
@@ -69,16 +69,16 @@ fn account_is_made_changed_and_forgotten() {
 
     let (method, headers, body) = ("DELETE", &[][..], "");
     let path = GOLD;
-    let gone = ask(
+    let deleted = call(
         &socket,
-        &Ask {
+        &Call {
             method,
             path,
             headers,
             body,
         },
     );
-    assert_eq!(gone.status, 204, "{gone:?}");
+    assert_eq!(deleted.status, 204, "{deleted:?}");
     get(&socket, GOLD).problem(404);
     let events = get(&socket, "/v1/events").json();
     let kinds: Vec<_> = events["items"]

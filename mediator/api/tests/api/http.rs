@@ -20,7 +20,7 @@ pub(crate) struct Reply {
 
 /// A request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ask<'a> {
+pub(crate) struct Call<'a> {
     pub(crate) method: &'a str,
     pub(crate) path: &'a str,
     pub(crate) headers: &'a [(&'a str, &'a str)],
@@ -62,13 +62,13 @@ pub(crate) fn connect(socket: &Path) -> UnixStream {
 }
 
 /// Sends a request and returns its answer; none if the other end closed without one.
-pub(crate) fn exchange(stream: &mut (impl Read + Write), ask: &Ask<'_>) -> Option<Reply> {
-    let Ask {
+pub(crate) fn exchange(stream: &mut (impl Read + Write), call: &Call<'_>) -> Option<Reply> {
+    let Call {
         method,
         path,
         headers,
         body,
-    } = ask;
+    } = call;
     let mut text = format!("{method} {path} HTTP/1.1\r\nHost: t\r\nConnection: close\r\n");
     for (name, value) in *headers {
         text.push_str(&format!("{name}: {value}\r\n"));
@@ -92,28 +92,28 @@ pub(crate) fn exchange(stream: &mut (impl Read + Write), ask: &Ask<'_>) -> Optio
     })
 }
 
-pub(crate) fn ask(socket: &Path, ask: &Ask<'_>) -> Reply {
-    exchange(&mut connect(socket), ask).expect("an answer")
+pub(crate) fn call(socket: &Path, call: &Call<'_>) -> Reply {
+    exchange(&mut connect(socket), call).expect("an answer")
 }
 
 pub(crate) fn get(socket: &Path, path: &str) -> Reply {
-    let get = Ask {
+    let get = Call {
         method: "GET",
         path,
         headers: &[],
         body: "",
     };
-    ask(socket, &get)
+    call(socket, &get)
 }
 
 pub(crate) fn send(socket: &Path, method: &str, path: &str, kind: &str, body: &str) -> Reply {
-    let send = Ask {
+    let send = Call {
         method,
         path,
         headers: &[("Content-Type", kind)],
         body,
     };
-    ask(socket, &send)
+    call(socket, &send)
 }
 
 pub(crate) const JSON: &str = "application/json";

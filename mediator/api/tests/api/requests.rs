@@ -6,7 +6,7 @@ use std::time::Instant;
 use turnstile_accounting::store::{Selection, SqliteStore, Store};
 
 use super::Bench;
-use super::http::{Ask, JSON, PATCH, PATIENCE, Reply, ask, connect, get, send};
+use super::http::{Call, JSON, PATCH, PATIENCE, Reply, call, connect, get, send};
 
 const SCHEDULING: &str = "/v1/vms/a/scheduling";
 
@@ -22,13 +22,13 @@ fn bench() -> Bench {
 }
 
 fn put_if(bench: &Bench, body: &str, tag: &str) -> Reply {
-    let put = Ask {
+    let put = Call {
         method: "PUT",
         path: SCHEDULING,
         headers: &[("Content-Type", JSON), ("If-Match", tag)],
         body,
     };
-    ask(&bench.socket(), &put)
+    call(&bench.socket(), &put)
 }
 
 #[test]
@@ -103,13 +103,13 @@ fn what_is_not_there_is_a_problem() {
     ] {
         get(&socket, path).problem(404);
     }
-    let removed = Ask {
+    let removed = Call {
         method: "DELETE",
         path: "/v1/gpus",
         headers: &[],
         body: "",
     };
-    let refused = ask(&socket, &removed);
+    let refused = call(&socket, &removed);
     refused.problem(405);
     assert!(refused.header("allow").unwrap().contains("GET"));
     for path in [
@@ -130,13 +130,13 @@ fn versions_are_respected() {
     let bench = bench();
     let first = get(&bench.socket(), SCHEDULING);
     let tag = first.header("etag").unwrap();
-    let again = Ask {
+    let again = Call {
         method: "GET",
         path: SCHEDULING,
         headers: &[("If-None-Match", tag)],
         body: "",
     };
-    assert_eq!(ask(&bench.socket(), &again).status, 304);
+    assert_eq!(call(&bench.socket(), &again).status, 304);
     let set = put_if(&bench, "{\"weight\":300}", tag);
     assert_eq!(
         (set.status, set.json()["weight"].as_u64()),
@@ -254,14 +254,14 @@ fn tenants_are_registered_once_listed_in_pages_and_forgotten() {
         }
     }
     assert_eq!(names, ["a", "b", "c", "d", "e"]);
-    let forget = Ask {
+    let forget = Call {
         method: "DELETE",
         path: "/v1/vms/c",
         headers: &[],
         body: "",
     };
-    assert_eq!(ask(&socket, &forget).status, 204);
-    ask(&socket, &forget).problem(404);
+    assert_eq!(call(&socket, &forget).status, 204);
+    call(&socket, &forget).problem(404);
 }
 
 #[test]

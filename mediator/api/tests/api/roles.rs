@@ -10,15 +10,15 @@ use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use turnstile_daemon::config::Principal;
 
 use super::Bench;
-use super::http::{Ask, PATCH, PATIENCE, Reply, ask, connect, exchange, get, send};
+use super::http::{Call, PATCH, PATIENCE, Reply, call, connect, exchange, get, send};
 
-const NOBODY: u32 = 61_000;
+const UNKNOWN_ID: u32 = 61_000;
 
 /// Sends a request as another user: the kernel reports the credentials of the connecting thread.
 /// None if the connection was closed.
 fn as_user(uid: u32, group: u32, socket: PathBuf, method: &'static str) -> Option<Reply> {
-    let asking = thread::spawn(move || {
-        let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(NOBODY));
+    let client = thread::spawn(move || {
+        let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(UNKNOWN_ID));
         set_thread_groups(&[Gid::from_raw(group)]).unwrap();
         set_thread_res_gid(gid, gid, gid).unwrap();
         set_thread_res_uid(uid, uid, uid).unwrap();
@@ -30,15 +30,15 @@ fn as_user(uid: u32, group: u32, socket: PathBuf, method: &'static str) -> Optio
                 "{\"weight\":7}",
             ),
         };
-        let asked = Ask {
+        let request = Call {
             method,
             path,
             headers,
             body,
         };
-        exchange(&mut connect(&socket), &asked)
+        exchange(&mut connect(&socket), &request)
     });
-    asking.join().unwrap()
+    client.join().unwrap()
 }
 
 #[test]
@@ -66,29 +66,48 @@ fn a_viewer_cannot_write_and_a_stranger_gets_nothing() {
     };
     for socket in [bench.socket(), bench.path("api-ro.sock")] {
         let path = || socket.clone();
-        assert_eq!(status(60_001, NOBODY, path(), "GET"), Some(200), "viewer");
-        assert_eq!(status(60_001, NOBODY, path(), "PATCH"), Some(403), "viewer");
         assert_eq!(
-            status(NOBODY, 60_002, path(), "GET"),
+            status(60_001, UNKNOWN_ID, path(), "GET"),
+            Some(200),
+            "viewer"
+        );
+        assert_eq!(
+            status(60_001, UNKNOWN_ID, path(), "PATCH"),
+            Some(403),
+            "viewer"
+        );
+        assert_eq!(
+            status(UNKNOWN_ID, 60_002, path(), "GET"),
             Some(200),
             "its group"
         );
         assert_eq!(
-            status(NOBODY, 60_002, path(), "PATCH"),
+            status(UNKNOWN_ID, 60_002, path(), "PATCH"),
             Some(403),
             "its group"
         );
-        assert_eq!(status(NOBODY, NOBODY, path(), "GET"), None, "stranger");
-        assert_eq!(status(NOBODY, NOBODY, path(), "PATCH"), None, "stranger");
+        assert_eq!(
+            status(UNKNOWN_ID, UNKNOWN_ID, path(), "GET"),
+            None,
+            "stranger"
+        );
+        assert_eq!(
+            status(UNKNOWN_ID, UNKNOWN_ID, path(), "PATCH"),
+            None,
+            "stranger"
+        );
     }
     let scheduling = get(&bench.socket(), "/v1/vms/a/scheduling").json();
     assert_eq!(scheduling["weight"], 100, "nobody wrote");
-    assert_eq!(status(NOBODY, 60_003, bench.socket(), "PATCH"), Some(200));
     assert_eq!(
-        status(NOBODY, 60_003, bench.path("api-ro.sock"), "PATCH"),
+        status(UNKNOWN_ID, 60_003, bench.socket(), "PATCH"),
+        Some(200)
+    );
+    assert_eq!(
+        status(UNKNOWN_ID, 60_003, bench.path("api-ro.sock"), "PATCH"),
         Some(403)
     );
-    let refused = as_user(60_001, NOBODY, bench.socket(), "PATCH").unwrap();
+    let refused = as_user(60_001, UNKNOWN_ID, bench.socket(), "PATCH").unwrap();
     refused.problem(403);
 }
 
@@ -98,13 +117,13 @@ fn read_only_socket_refuses_writes() {
     let socket = bench.path("api-ro.sock");
     assert_eq!(get(&socket, "/v1/vms").status, 200);
     for method in ["POST", "PUT", "PATCH", "DELETE"] {
-        let asked = Ask {
+        let request = Call {
             method,
             path: "/v1/vms",
             headers: &[],
             body: "",
         };
-        ask(&socket, &asked).problem(403);
+        call(&socket, &request).problem(403);
     }
 }
 
@@ -135,13 +154,13 @@ fn slow_clients_do_not_block_others() {
     let begin = Instant::now();
     loop {
         let mut stream = connect(&bench.path("api-ro.sock"));
-        let asked = Ask {
+        let request = Call {
             method: "GET",
             path: "/healthz",
             headers: &[],
             body: "",
         };
-        if exchange(&mut stream, &asked).is_some_and(|reply| reply.status == 200) {
+        if exchange(&mut stream, &request).is_some_and(|reply| reply.status == 200) {
             break;
         }
         assert!(begin.elapsed() < PATIENCE, "no place came free");

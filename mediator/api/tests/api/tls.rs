@@ -10,7 +10,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use turnstile_daemon::config::Principal;
 
 use super::Bench;
-use super::http::{Ask, PATCH, PATIENCE, Reply, exchange};
+use super::http::{Call, PATCH, PATIENCE, Reply, exchange};
 
 type Issuer = CertifiedIssuer<'static, KeyPair>;
 
@@ -43,7 +43,7 @@ fn key(pair: &KeyPair) -> PrivateKeyDer<'static> {
     PrivateKeyDer::try_from(pair.serialize_der()).unwrap()
 }
 
-fn ask(bench: &Bench, roots: &Issuer, own: Option<&Identity>, method: &str) -> Option<Reply> {
+fn call(bench: &Bench, roots: &Issuer, own: Option<&Identity>, method: &str) -> Option<Reply> {
     let mut store = RootCertStore::empty();
     store.add(roots.as_ref().der().clone()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -62,7 +62,7 @@ fn ask(bench: &Bench, roots: &Issuer, own: Option<&Identity>, method: &str) -> O
     let address = bench.api.as_ref().unwrap().address().unwrap();
     let stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    let asked = Ask {
+    let request = Call {
         method,
         path: if method == "GET" {
             "/v1/vms"
@@ -76,7 +76,7 @@ fn ask(bench: &Bench, roots: &Issuer, own: Option<&Identity>, method: &str) -> O
             "{\"weight\":7}"
         },
     };
-    exchange(&mut StreamOwned::new(client, stream), &asked)
+    exchange(&mut StreamOwned::new(client, stream), &request)
 }
 
 fn write(path: &Path, text: &str) {
@@ -101,7 +101,7 @@ fn a_certificate_has_the_role_of_its_name() {
         section.viewers = vec![Principal::Certificate("eyes.example".into())];
     });
     let status =
-        |own: Option<&Identity>, method| ask(&bench, &ours, own, method).map(|reply| reply.status);
+        |own: Option<&Identity>, method| call(&bench, &ours, own, method).map(|reply| reply.status);
     let operator = identity(&ours, "ops.example");
     let viewer = identity(&ours, "eyes.example");
     assert_eq!(status(Some(&operator), "GET"), Some(200));

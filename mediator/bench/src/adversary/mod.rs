@@ -256,16 +256,16 @@ fn line(args: &AdversaryArgs, attack: &Attack, victim: Victim) -> anyhow::Result
     let trace = folder.path().join("switches");
     let (daemon, socket) = daemon(args, folder.path(), &trace)?;
     let stream = victim.stream();
-    let of_victim = tenant::start(Claim::new(&socket, "victim"), move |session, begun| {
-        tenant::stream(session, stream, begun)
+    let of_victim = tenant::start(Claim::new(&socket, "victim"), move |session, started| {
+        tenant::stream(session, stream, started)
     })?;
     of_victim.wait_ready()?;
     let over = AtomicBool::new(false);
-    let (begin, begun) = sync_channel(1);
+    let (begin, started) = sync_channel(1);
     let (note, marks) = thread::scope(|scope| {
         let (socket, over) = (&socket, &over);
         let attacker = scope.spawn(move || attack.run(socket, over, &begin));
-        let marks = begun.recv_timeout(BEGIN_LIMIT).context("No attack began");
+        let marks = started.recv_timeout(BEGIN_LIMIT).context("No attack began");
         let marks = marks.and_then(|()| {
             thread::sleep(SETTLE);
             let first = daemon.snapshot()?;

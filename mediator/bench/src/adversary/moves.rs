@@ -17,7 +17,7 @@ use super::tenant::{self, Claim, Stream, Tenant, Work};
 /// The largest weight that a tenant of the attacker's account may claim.
 pub(super) const WEIGHT_MAX: u32 = 1_000;
 /// From one read of the flag to the next.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// TIMEOUT: a name is free milliseconds after its tenant left.
 const NAME_LIMIT: Duration = Duration::from_secs(10);
 
@@ -128,21 +128,21 @@ pub(super) const ATTACKS: &[Attack] = &[
 struct Scene<'a> {
     socket: &'a Path,
     over: &'a AtomicBool,
-    begun: &'a SyncSender<()>,
+    started: &'a SyncSender<()>,
 }
 
 impl Attack {
-    /// Attacks until `over` is raised; sends to `begun` once all its tenants have begun.
+    /// Attacks until `over` is raised; sends to `started` once all its tenants have begun.
     pub(super) fn run(
         &self,
         socket: &Path,
         over: &AtomicBool,
-        begun: &SyncSender<()>,
+        started: &SyncSender<()>,
     ) -> anyhow::Result<String> {
         let scene = Scene {
             socket,
             over,
-            begun,
+            started,
         };
         match self.by {
             Move::Streams(tenants, stream) => scene.streams(tenants, stream, None),
@@ -150,14 +150,14 @@ impl Attack {
             Move::Return(us) => scene.leave(us, false),
             Move::Rename(us) => scene.leave(us, true),
             Move::Reopen(us) => {
-                let run = tenant::start(scene.attacker("attacker"), move |session, begun| {
-                    tenant::reopen(session, us, begun)
+                let run = tenant::start(scene.attacker("attacker"), move |session, started| {
+                    tenant::reopen(session, us, started)
                 });
                 scene.counted(vec![run?], "channels opened")
             }
             Move::Wait => {
-                let run = tenant::start(scene.attacker("attacker"), move |session, begun| {
-                    tenant::wait_never(session, 1_000, begun)
+                let run = tenant::start(scene.attacker("attacker"), move |session, started| {
+                    tenant::wait_never(session, 1_000, started)
                 });
                 scene.hold(&[run?])?;
                 Ok(String::new())
@@ -165,8 +165,8 @@ impl Attack {
             Move::Flood { tenants, fences } => {
                 let start = |index: u32| {
                     let name = format!("attacker{index}");
-                    tenant::start(scene.attacker(&name), move |session, begun| {
-                        tenant::flood(session, fences, begun)
+                    tenant::start(scene.attacker(&name), move |session, started| {
+                        tenant::flood(session, fences, started)
                     })
                 };
                 let tenants: Result<_, _> = (0..tenants).map(start).collect();
@@ -198,9 +198,9 @@ impl Scene<'_> {
         for tenant in tenants {
             tenant.wait_ready()?;
         }
-        let _ = self.begun.try_send(());
+        let _ = self.started.try_send(());
         while !self.is_over() {
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
         tenants.iter().for_each(Tenant::stop);
         Ok(())
@@ -228,8 +228,8 @@ impl Scene<'_> {
                 gpu_bytes: bytes.max(4 << 20),
                 ..self.attacker(&name)
             };
-            tenant::start(claim, move |session, begun| {
-                tenant::stream(session, stream, begun)
+            tenant::start(claim, move |session, started| {
+                tenant::stream(session, stream, started)
             })
         };
         let tenants: Vec<_> = (0..tenants).map(start).collect::<Result<_, _>>()?;
@@ -261,8 +261,8 @@ impl Scene<'_> {
         let deadline = Instant::now() + NAME_LIMIT;
         loop {
             let (go, may_go) = channel();
-            let run = tenant::start(self.attacker(name), move |session, begun| {
-                tenant::one_kernel(session, us, &may_go, begun)
+            let run = tenant::start(self.attacker(name), move |session, started| {
+                tenant::one_kernel(session, us, &may_go, started)
             });
             match run {
                 Ok(tenant) => {
@@ -287,7 +287,7 @@ impl Scene<'_> {
         while !self.is_over() {
             let (tenant, go) = next.take().context("There is no next tenant")?;
             let _ = go.send(());
-            let _ = self.begun.try_send(());
+            let _ = self.started.try_send(());
             left += 1;
             if rename {
                 next = Some(self.connect(&name(left), us)?);

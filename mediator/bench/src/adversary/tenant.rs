@@ -22,7 +22,7 @@ const READY_LIMIT: Duration = Duration::from_secs(30);
 /// TIMEOUT: a guest polls for the end every 20 ms.
 const END_LIMIT: Duration = Duration::from_secs(30);
 /// From one poll of many channels, or of a flooded one, to the next.
-const LOOK_NS: u64 = 300_000;
+const POLL_INTERVAL_NS: u64 = 300_000;
 /// Longest sleep of a guest between two polls of the wish to stop.
 const SLEEP_NS: u64 = 20_000_000;
 /// The end of a pause is waited for awake, so that its length is exact.
@@ -34,7 +34,7 @@ const BLOCK_US: u64 = 250;
 const FLOOD_ENTRIES: u32 = 4_096;
 
 /// Where a program reports that it has begun; later reports are dropped.
-pub(super) type Begun = SyncSender<()>;
+pub(super) type Started = SyncSender<()>;
 
 /// What a tenant submits again and again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,7 +150,7 @@ pub(super) struct Tenant<T> {
 /// Starts a tenant that runs `program`, which sends once when it has begun.
 pub(super) fn start<T: Send + 'static>(
     claim: Claim<'_>,
-    program: impl FnOnce(&mut Session<'_, NativePlatform<'_>>, &Begun) -> Result<T, Fail>
+    program: impl FnOnce(&mut Session<'_, NativePlatform<'_>>, &Started) -> Result<T, Fail>
     + Send
     + 'static,
 ) -> Result<Tenant<T>, VmError> {
@@ -162,13 +162,13 @@ pub(super) fn start<T: Send + 'static>(
         files,
         ..VmConfig::new(claim.name, claim.socket)
     };
-    let (begun, ready) = sync_channel(1);
+    let (started, ready) = sync_channel(1);
     let (end, done) = channel();
     let vm = native::spawn(config, move |platform| {
         let run = || {
             let boot = BootInfo::read(platform);
             let boot = boot.ok_or(Fail::text("The VMM left no boot information"))?;
-            program(&mut Session::new(platform, boot)?, &begun)
+            program(&mut Session::new(platform, boot)?, &started)
         };
         let result = run().map_err(|error| error.to_string());
         let failed = result.is_err();
@@ -259,7 +259,7 @@ struct Lane<'p, P> {
 pub(super) fn stream<P: Platform>(
     session: &mut Session<'_, P>,
     stream: Stream,
-    begun: &Begun,
+    started: &Started,
 ) -> Result<Streamed, Fail> {
     let (kernel, bytes) = match stream.work {
         Work::Kernel(_) => (Some(spin(session)?), 4),
@@ -317,7 +317,7 @@ pub(super) fn stream<P: Platform>(
             lane.channel.ring();
             done.pauses.extend(pause);
         }
-        let _ = begun.try_send(());
+        let _ = started.try_send(());
         match lanes.as_mut_slice() {
             [lane] if stream.burst > 0 && in_burst == stream.burst => {
                 await_fence(session, &lane.channel, lane.added)?;
@@ -329,7 +329,7 @@ pub(super) fn stream<P: Platform>(
                 let half = lane.added - u64::from(stream.depth / 2);
                 await_fence(session, &lane.channel, half.max(1))?;
             }
-            _ => session.platform.wait(LOOK_NS),
+            _ => session.platform.wait(POLL_INTERVAL_NS),
         }
     }
     Ok(done)
@@ -339,7 +339,7 @@ pub(super) fn stream<P: Platform>(
 pub(super) fn flood<P: Platform>(
     session: &mut Session<'_, P>,
     fences: bool,
-    begun: &Begun,
+    started: &Started,
 ) -> Result<u64, Fail> {
     let mut channel = session.channel(FLOOD_ENTRIES, 1)?;
     let mut added = 0;
@@ -353,8 +353,8 @@ pub(super) fn flood<P: Platform>(
             added += 1;
         }
         channel.ring();
-        let _ = begun.try_send(());
-        session.platform.wait(LOOK_NS);
+        let _ = started.try_send(());
+        session.platform.wait(POLL_INTERVAL_NS);
     }
     Ok(added)
 }
@@ -363,7 +363,7 @@ pub(super) fn flood<P: Platform>(
 pub(super) fn reopen<P: Platform>(
     session: &mut Session<'_, P>,
     us: u64,
-    begun: &Begun,
+    started: &Started,
 ) -> Result<u64, Fail> {
     let kernel = spin(session)?;
     let memory = session.device.allocate(4).during("Allocating GPU memory")?;
@@ -373,7 +373,7 @@ pub(super) fn reopen<P: Platform>(
         launch(&mut channel, kernel, us, memory.va)?;
         let fence = channel.fence(true).during("Adding a fence")?;
         channel.ring();
-        let _ = begun.try_send(());
+        let _ = started.try_send(());
         await_fence(session, &channel, fence)?;
         let closed = session.device.close_channel(channel);
         closed.during("Closing a channel")?;
@@ -388,14 +388,14 @@ pub(super) fn one_kernel<P: Platform>(
     session: &mut Session<'_, P>,
     us: u64,
     go: &Receiver<()>,
-    begun: &Begun,
+    started: &Started,
 ) -> Result<(), Fail> {
     let kernel = spin(session)?;
     let memory = session.device.allocate(4).during("Allocating GPU memory")?;
     let mut channel = session.channel(64, 1)?;
     launch(&mut channel, kernel, us, memory.va)?;
     let fence = channel.fence(true).during("Adding a fence")?;
-    let _ = begun.try_send(());
+    let _ = started.try_send(());
     if go.recv().is_err() {
         return Ok(());
     }
@@ -407,7 +407,7 @@ pub(super) fn one_kernel<P: Platform>(
 pub(super) fn wait_never<P: Platform>(
     session: &mut Session<'_, P>,
     us: u64,
-    begun: &Begun,
+    started: &Started,
 ) -> Result<(), Fail> {
     let kernel = spin(session)?;
     let memory = session.device.allocate(4).during("Allocating GPU memory")?;
@@ -418,7 +418,7 @@ pub(super) fn wait_never<P: Platform>(
     channel.submit(&wait).during("Adding a wait")?;
     launch(&mut channel, kernel, us, memory.va)?;
     channel.ring();
-    let _ = begun.try_send(());
+    let _ = started.try_send(());
     while !session.stop() {
         session.platform.wait(SLEEP_NS);
     }
@@ -428,7 +428,7 @@ pub(super) fn wait_never<P: Platform>(
 /// Writes the doorbell of a channel without work and kicks the daemon, as fast as it can.
 pub(super) fn storm(
     session: &mut Session<'_, NativePlatform<'_>>,
-    begun: &Begun,
+    started: &Started,
 ) -> Result<u64, Fail> {
     let channel = session.channel(64, 1)?;
     let mut kicks = 0;
@@ -438,7 +438,7 @@ pub(super) fn storm(
             session.platform.kick();
         }
         kicks += 100;
-        let _ = begun.try_send(());
+        let _ = started.try_send(());
     }
     Ok(kicks)
 }
@@ -446,13 +446,13 @@ pub(super) fn storm(
 /// Makes mailbox requests one after another, as fast as they are answered.
 pub(super) fn mailbox(
     session: &mut Session<'_, NativePlatform<'_>>,
-    begun: &Begun,
+    started: &Started,
 ) -> Result<u64, Fail> {
     let mut requests = 0;
     while !session.stop() {
         let answered = session.device.query(QueryItem::MemoryFreeBytes);
         answered.during("Making a request")?;
-        let _ = begun.try_send(());
+        let _ = started.try_send(());
         requests += 1;
     }
     Ok(requests)

@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn rounds_come_to_their_median_and_worst_windows_to_the_worst() {
+    fn rounds_reduce_to_their_median_and_worst_windows_to_the_worst() {
         let row = "train+small";
         let runs = [0.4, 0.6, 0.5].map(|progress| run(Mode::Native, row, &[progress, 0.5]));
         let lines = lines(&runs);

@@ -56,7 +56,7 @@ pub(super) enum Order {
     /// The window begins.
     Count,
     /// The window ends, and the steps.
-    Rest,
+    EndWindow,
     /// End.
     Stop,
 }
@@ -105,7 +105,7 @@ impl Process {
             Order::Begin => "begin",
             Order::Go => "go",
             Order::Count => "count",
-            Order::Rest => "rest",
+            Order::EndWindow => "rest",
             Order::Stop => "stop",
         });
     }
@@ -134,13 +134,13 @@ impl Process {
     }
 
     /// Waits for its window.
-    pub(super) fn rested(
+    pub(super) fn window(
         &self,
         limit: Duration,
         stop: &AtomicBool,
     ) -> Result<Window, ProcessError> {
         match self.answer("at rest", limit, stop)? {
-            Answer::Rested(window) => Ok(window),
+            Answer::WindowEnded(window) => Ok(window),
             answer => Err(other("at rest", answer)),
         }
     }
@@ -221,10 +221,10 @@ mod tests {
         process.loaded(LIMIT, &stop).unwrap();
         process.order(Order::Begin);
         assert_eq!(process.ready(LIMIT, &stop).unwrap(), 2.5);
-        for order in [Order::Go, Order::Count, Order::Rest] {
+        for order in [Order::Go, Order::Count, Order::EndWindow] {
             process.order(order);
         }
-        assert_eq!(process.rested(LIMIT, &stop).unwrap().steps, 3);
+        assert_eq!(process.window(LIMIT, &stop).unwrap().steps, 3);
         process.order(Order::Stop);
         let ended = ended_within(&mut process.talk.child, LIMIT).unwrap();
         assert!(ended.unwrap().success());

@@ -24,7 +24,7 @@ use super::runs::{Failure, Figures, LeftOut, Report, Run, Window};
 use super::table;
 
 /// TIMEOUT: a program ends the step under way, of some ten milliseconds, at an eighth of the GPU.
-const REST_LIMIT: Duration = Duration::from_secs(30);
+const WINDOW_LIMIT: Duration = Duration::from_secs(30);
 
 /// What a call runs, and how.
 #[derive(Debug)]
@@ -262,14 +262,14 @@ impl<'a> Runner<'a> {
             return Ok(None);
         }
         running.end()?;
-        all(processes, Order::Rest);
+        all(processes, Order::EndWindow);
         let mut windows = Vec::new();
         // All of them are waited for, so that those that work are at rest before the next row.
         for program in row.programs() {
-            let rested = processes
+            let window = processes
                 .get(program)
-                .map(|process| process.rested(REST_LIMIT.min(self.plan.ready_limit), stop));
-            match rested {
+                .map(|process| process.window(WINDOW_LIMIT.min(self.plan.ready_limit), stop));
+            match window {
                 Some(Ok(window)) => windows.push(window),
                 Some(Err(error)) => self.lose(mode, program, &error, processes),
                 None => {}

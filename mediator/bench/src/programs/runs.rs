@@ -13,7 +13,8 @@ pub(super) enum Answer {
     /// It is warm.
     Ready { seconds: f64 },
     /// The window since the order to count.
-    Rested(Window),
+    #[serde(rename = "rested")]
+    WindowEnded(Window),
 }
 
 /// A window of a program's steps.
@@ -167,15 +168,15 @@ mod tests {
         );
         let ready = r#"{"state": "ready", "rate": 3.5, "steps": 9, "seconds": 2.5}"#;
         assert_eq!(of(ready).unwrap(), Answer::Ready { seconds: 2.5 });
-        let rested = r#"{"state": "rested", "steps": 1, "rate": 0.0}"#;
+        let ended = r#"{"state": "rested", "steps": 1, "rate": 0.0}"#;
         let window = Window {
             steps: 1,
             ..Window::default()
         };
-        assert_eq!(of(rested).unwrap(), Answer::Rested(window));
+        assert_eq!(of(ended).unwrap(), Answer::WindowEnded(window));
         let whole = r#"{"state": "rested", "steps": 9, "rate": 2.0, "p50_ms": 1.0, "p99_ms": 2.0,
             "max_ms": 3.0, "halves": [4, 9], "least_2s": null}"#;
-        assert!(matches!(of(whole), Ok(Answer::Rested(_))));
+        assert!(matches!(of(whole), Ok(Answer::WindowEnded(_))));
         assert!(of("{}").is_err());
     }
 }

@@ -17,7 +17,7 @@ use turnstile_nvidia::hold::Channel;
 use turnstile_nvidia::swapped::Swapped;
 
 /// How long the kernel's counter is observed, running and suspended.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A tenant's process, behind one that learns its channels.
 pub(super) struct Tenant {
@@ -78,7 +78,7 @@ impl Tenant {
     pub(super) fn pace(&mut self) -> anyhow::Result<f64> {
         let swapped = self.process()?;
         let (begin, first) = (Instant::now(), swapped.count()?);
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
         let last = swapped.count()?;
         Ok((last - first) as f64 / (begin.elapsed().as_secs_f64() * 1e3))
     }

@@ -75,8 +75,8 @@ impl Training {
 
     /// An error with its last messages.
     pub(super) fn failed(&self, what: &str) -> anyhow::Error {
-        let (seed, said) = (self.seed, tail(&self.path("messages")));
-        anyhow::anyhow!("Training {seed} {what}; it said: {said}")
+        let (seed, output) = (self.seed, tail(&self.path("messages")));
+        anyhow::anyhow!("Training {seed} {what}; it said: {output}")
     }
 
     /// How it ended, if it did; an error if it did not end well.
@@ -106,9 +106,9 @@ impl Training {
         Ok(())
     }
 
-    pub(super) fn says(&self) -> anyhow::Result<Trained> {
-        let said = fs::read_to_string(self.path("said"))?;
-        let last = said.lines().last().unwrap_or_default();
+    pub(super) fn result(&self) -> anyhow::Result<Trained> {
+        let output = fs::read_to_string(self.path("said"))?;
+        let last = output.lines().last().unwrap_or_default();
         serde_json::from_str(last).map_err(|_| self.failed("did not tell its losses"))
     }
 }
@@ -165,8 +165,8 @@ mod tests {
             assert!(begin.elapsed() < Duration::from_secs(20));
             thread::sleep(Duration::from_millis(5));
         }
-        let said = training.says().unwrap();
-        assert!((said.end - said.begin - 2.5).abs() < 1e-9);
+        let result = training.result().unwrap();
+        assert!((result.end - result.begin - 2.5).abs() < 1e-9);
     }
 
     #[test]

@@ -18,13 +18,13 @@ const EVENTS_MAX: u32 = 64;
 
 /// Result of reading events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Heard {
+pub(super) enum SocketEvent {
     /// Nothing that matters.
     Nothing,
     /// The file was made.
-    Came,
+    Created,
     /// The folder is gone: no further events.
-    Deaf,
+    Unwatched,
 }
 
 /// The folder of a socket, watched.
@@ -58,27 +58,27 @@ impl Arrival {
     }
 
     /// Reads the events since the last call.
-    pub(super) fn hear(&self) -> Heard {
-        let mut heard = Heard::Nothing;
+    pub(super) fn read_events(&self) -> SocketEvent {
+        let mut latest = SocketEvent::Nothing;
         let mut buffer = [MaybeUninit::uninit(); EVENTS_BYTES];
         let mut reader = Reader::new(&self.inotify, &mut buffer);
         for _ in 0..EVENTS_MAX {
             let event = match reader.next() {
                 Ok(event) => event,
                 Err(Errno::AGAIN | Errno::INTR) => break,
-                Err(_) => return Heard::Deaf,
+                Err(_) => return SocketEvent::Unwatched,
             };
             if event.events().contains(ReadFlags::IGNORED) {
-                return Heard::Deaf;
+                return SocketEvent::Unwatched;
             }
             let named = event.file_name().map(std::ffi::CStr::to_bytes);
             // After an overflow the lost events are not known.
             let lost = event.events().contains(ReadFlags::QUEUE_OVERFLOW);
             if lost || named == Some(self.name.as_bytes()) {
-                heard = Heard::Came;
+                latest = SocketEvent::Created;
             }
         }
-        heard
+        latest
     }
 }
 
@@ -91,16 +91,20 @@ mod tests {
     fn only_the_socket_file_causes_an_event() {
         let folder = tempfile::tempdir().unwrap();
         let arrival = Arrival::of(&folder.path().join("d.sock")).unwrap();
-        assert_eq!(arrival.hear(), Heard::Nothing);
+        assert_eq!(arrival.read_events(), SocketEvent::Nothing);
         File::create(folder.path().join("other")).unwrap();
-        assert_eq!(arrival.hear(), Heard::Nothing);
+        assert_eq!(arrival.read_events(), SocketEvent::Nothing);
         File::create(folder.path().join("d.sock")).unwrap();
-        assert_eq!(arrival.hear(), Heard::Came);
-        assert_eq!(arrival.hear(), Heard::Nothing, "once");
+        assert_eq!(arrival.read_events(), SocketEvent::Created);
+        assert_eq!(arrival.read_events(), SocketEvent::Nothing, "once");
         let made = folder.path().join("made");
         File::create(&made).unwrap();
         fs::rename(made, folder.path().join("d.sock")).unwrap();
-        assert_eq!(arrival.hear(), Heard::Came, "one that is moved there");
+        assert_eq!(
+            arrival.read_events(),
+            SocketEvent::Created,
+            "one that is moved there"
+        );
     }
 
     #[test]
@@ -112,7 +116,7 @@ mod tests {
         fs::create_dir(&inner).unwrap();
         let arrival = Arrival::of(&socket).unwrap();
         fs::remove_dir(&inner).unwrap();
-        assert_eq!(arrival.hear(), Heard::Deaf);
+        assert_eq!(arrival.read_events(), SocketEvent::Unwatched);
     }
 
     #[test]
@@ -124,8 +128,11 @@ mod tests {
             File::create(folder.path().join(name.to_string())).unwrap();
         }
         File::create(&socket).unwrap();
-        let heard: Vec<Heard> = (0..40).map(|_| arrival.hear()).collect();
-        assert_eq!(heard[0], Heard::Nothing);
-        assert!(heard.contains(&Heard::Came), "what is behind comes later");
+        let events: Vec<SocketEvent> = (0..40).map(|_| arrival.read_events()).collect();
+        assert_eq!(events[0], SocketEvent::Nothing);
+        assert!(
+            events.contains(&SocketEvent::Created),
+            "what is behind comes later"
+        );
     }
 }

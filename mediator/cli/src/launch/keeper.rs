@@ -39,14 +39,14 @@ fn keep(launcher: BorrowedFd<'_>, listener: OwnedFd) -> Result<(), LaunchError> 
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(LaunchError::Host(error.into())),
         }
-        let [calls, gone] = fds.map(|fd| fd.revents());
+        let [calls, ended] = fds.map(|fd| fd.revents());
         if calls.contains(PollFlags::IN) {
             listener.next(&mut seen)?;
             seen.clear();
         } else if !calls.is_empty() {
             return Ok(());
         }
-        alone |= !gone.is_empty();
+        alone |= !ended.is_empty();
     }
 }
 

@@ -274,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_library_is_looked_for_where_it_is_built_and_where_it_is_installed() {
+    fn the_library_is_found_where_it_is_built_and_where_it_is_installed() {
         let [beside, installed] = places(Path::new("/usr/bin/turnstile"), LIBRARY);
         assert_eq!(beside, Path::new("/usr/bin/libturnstile_preload.so"));
         let package = "/usr/lib/turnstile/libturnstile_preload.so";

@@ -14,7 +14,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use turnstile_vmm::wire::{FrameReader, FrameWriter, Read, ToDaemon, ToVmm, WireError};
 
 use super::LaunchError;
-use super::arrival::{Arrival, Heard};
+use super::arrival::{Arrival, SocketEvent};
 
 /// TIMEOUT: a daemon answers within a period; ten seconds are the VMM's limit as well.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -58,7 +58,7 @@ pub(super) struct Link {
     state: State,
     backoff: Duration,
     /// The last refusal that was printed; the same one is not printed again.
-    said: Option<String>,
+    reported_refusal: Option<String>,
 }
 
 impl Link {
@@ -91,7 +91,7 @@ impl Link {
             greeting,
             state: State::Up(connection),
             backoff: BACKOFF.0,
-            said: None,
+            reported_refusal: None,
         })
     }
 
@@ -124,12 +124,12 @@ impl Link {
 
     /// Sends a message, if a daemon is connected. After a new admission the caller sends everything
     /// again.
-    pub(super) fn say(&mut self, message: &ToDaemon, fds: Vec<OwnedFd>) {
+    pub(super) fn send(&mut self, message: &ToDaemon, fds: Vec<OwnedFd>) {
         let State::Up(connection) = &mut self.state else {
             return;
         };
-        let said = connection.writer.push(message, fds);
-        if let Err(error) = said.and_then(|()| connection.flush()) {
+        let queued = connection.writer.push(message, fds);
+        if let Err(error) = queued.and_then(|()| connection.flush()) {
             self.lost(&error.to_string());
         }
     }
@@ -137,7 +137,7 @@ impl Link {
     /// Reads and writes what can be, connects if it is time to.
     pub(super) fn turn(&mut self) -> Turn {
         let now = Instant::now();
-        self.hear(now);
+        self.poll_arrival(now);
         match &mut self.state {
             State::Down(until, _) if now >= *until => {
                 match open(&self.socket).and_then(|stream| {
@@ -154,11 +154,11 @@ impl Link {
                 Turn::Nothing
             }
             State::Greeted(connection, _) | State::Up(connection) => {
-                let heard = connection
+                let received = connection
                     .flush()
                     .and_then(|()| connection.reader.read::<ToVmm>(&connection.stream));
-                match heard {
-                    Ok(Read::Frame(frame)) => self.heard(frame.message),
+                match received {
+                    Ok(Read::Frame(frame)) => self.receive(frame.message),
                     Ok(Read::WouldBlock) => Turn::Nothing,
                     Ok(Read::End) => {
                         self.lost("it has ended");
@@ -173,20 +173,20 @@ impl Link {
         }
     }
 
-    fn heard(&mut self, message: ToVmm) -> Turn {
+    fn receive(&mut self, message: ToVmm) -> Turn {
         let waiting = || State::Down(Instant::now(), None);
         match (message, std::mem::replace(&mut self.state, waiting())) {
             (ToVmm::Admitted { .. }, State::Greeted(connection, _)) => {
                 self.state = State::Up(connection);
                 self.backoff = BACKOFF.0;
-                self.said = None;
+                self.reported_refusal = None;
                 log::warn!("A daemon is back: the program is its tenant again");
                 return Turn::Admitted;
             }
             (ToVmm::Refused { text }, State::Greeted(..)) => {
-                if self.said.as_ref() != Some(&text) {
+                if self.reported_refusal.as_ref() != Some(&text) {
                     log::warn!("The daemon does not take the program back: {text}");
-                    self.said = Some(text);
+                    self.reported_refusal = Some(text);
                 }
                 self.wait(Instant::now());
             }
@@ -212,18 +212,18 @@ impl Link {
     }
 
     /// Takes in events: after a daemon has made its socket, the next try is soon.
-    fn hear(&mut self, now: Instant) {
+    fn poll_arrival(&mut self, now: Instant) {
         let State::Down(until, arrival) = &mut self.state else {
             return;
         };
-        match arrival.as_ref().map(Arrival::hear) {
-            Some(Heard::Came) => {
+        match arrival.as_ref().map(Arrival::read_events) {
+            Some(SocketEvent::Created) => {
                 *until = (*until).min(now + spread(std::process::id()));
                 self.backoff = QUICK;
             }
             // From the next try on.
-            Some(Heard::Deaf) => *arrival = None,
-            Some(Heard::Nothing) | None => {}
+            Some(SocketEvent::Unwatched) => *arrival = None,
+            Some(SocketEvent::Nothing) | None => {}
         }
     }
 

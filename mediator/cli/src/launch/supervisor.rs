@@ -36,7 +36,7 @@ pub(super) const TAKEN: [i32; 7] = [
 /// reported.
 const PROCESSES_MAX: usize = 512;
 /// Time from the command's end to the log line that others are waited for; most end with it.
-const SAY_AFTER: Duration = Duration::from_secs(1);
+const REPORT_DELAY: Duration = Duration::from_secs(1);
 /// Interval of reading a handle that the driver has not yet chosen.
 const SETTLE_EVERY: Duration = Duration::from_millis(1);
 
@@ -59,15 +59,15 @@ pub(super) struct Supervisor {
     /// The command's, once it has ended.
     status: Option<i32>,
     /// When to log that others are waited for.
-    say_at: Option<Instant>,
+    report_at: Option<Instant>,
     /// No child is left.
     childless: bool,
-    said: Said,
+    reported: Reported,
 }
 
 /// What is printed once.
 #[derive(Debug, Default)]
-struct Said {
+struct Reported {
     waiting: bool,
     too_many: bool,
     refused: bool,
@@ -93,9 +93,9 @@ impl Supervisor {
             handles: Handles::default(),
             processes: BTreeMap::new(),
             status: None,
-            say_at: None,
+            report_at: None,
             childless: false,
-            said: Said::default(),
+            reported: Reported::default(),
         }
     }
 
@@ -107,7 +107,7 @@ impl Supervisor {
             let ready = self.wait(unsettled)?;
             if ready.learner {
                 self.learn(&mut seen);
-                self.say_refused();
+                self.report_refusal();
             }
             if ready.hung_up
                 && let Some(Learner::Notify { listener, .. }) = self.learner.take()
@@ -133,7 +133,7 @@ impl Supervisor {
                 }
             }
             if self.link.as_mut().map(Link::turn) == Some(Turn::Admitted) {
-                self.tell_all();
+                self.send_all();
             }
             if let Some(status) = self.end() {
                 return Ok(status);
@@ -153,8 +153,8 @@ impl Supervisor {
             return Some(status);
         }
         let now = Instant::now();
-        if now >= *self.say_at.get_or_insert(now + SAY_AFTER) && !self.said.waiting {
-            self.said.waiting = true;
+        if now >= *self.report_at.get_or_insert(now + REPORT_DELAY) && !self.reported.waiting {
+            self.reported.waiting = true;
             log::warn!(
                 "The command has ended; waiting for what it started (a signal ends the waiting)"
             );
@@ -183,8 +183,8 @@ impl Supervisor {
         let timeout = [
             unsettled.then_some(SETTLE_EVERY),
             reconnect.map(|until| until.saturating_duration_since(now)),
-            self.say_at
-                .filter(|_| !self.said.waiting)
+            self.report_at
+                .filter(|_| !self.reported.waiting)
                 .map(|at| at.saturating_duration_since(now)),
         ];
         let timeout = timeout.into_iter().flatten().min();
@@ -225,10 +225,10 @@ impl Supervisor {
     }
 
     /// Logs once that a call was refused: the program may fail because of it without a reason.
-    fn say_refused(&mut self) {
+    fn report_refusal(&mut self) {
         if let Some(Learner::Notify { listener, .. }) = &self.learner
             && let Some(command) = listener.counted().last_refused
-            && !std::mem::replace(&mut self.said.refused, true)
+            && !std::mem::replace(&mut self.reported.refused, true)
         {
             log::warn!(
                 "The program requested control {command:#x} of the driver, which tenants may not use: refused, and so will be others"
@@ -242,7 +242,7 @@ impl Supervisor {
             Ok(true) => {}
             Ok(false) => return,
             Err(error) => {
-                if !std::mem::replace(&mut self.said.too_many, true) {
+                if !std::mem::replace(&mut self.reported.too_many, true) {
                     log::warn!("{error}: not all of its work can be held back");
                 }
                 return;
@@ -257,40 +257,40 @@ impl Supervisor {
             let Some(pidfd) = pidfd else {
                 // It has ended already, or there are too many.
                 self.handles.forget(pid);
-                if !room && !std::mem::replace(&mut self.said.too_many, true) {
+                if !room && !std::mem::replace(&mut self.reported.too_many, true) {
                     log::warn!(
                         "More than {PROCESSES_MAX} processes use the GPU: further ones are not reported"
                     );
                 }
                 return;
             };
-            self.tell_process(pid, &pidfd);
+            self.send_process(pid, &pidfd);
             self.processes.insert(pid, pidfd);
         }
-        self.tell_changes(pid, &[change]);
+        self.send_changes(pid, &[change]);
     }
 
     fn ended(&mut self, pid: u32) {
         self.processes.remove(&pid);
         self.handles.forget(pid);
         if let Some(link) = &mut self.link {
-            link.say(&ToDaemon::Exited { pid }, Vec::new());
+            link.send(&ToDaemon::Exited { pid }, Vec::new());
         }
     }
 
-    fn tell_process(&mut self, pid: u32, pidfd: &OwnedFd) {
+    fn send_process(&mut self, pid: u32, pidfd: &OwnedFd) {
         if let Some(link) = self.link.as_mut().filter(|link| link.is_up())
             && let Ok(pidfd) = pidfd.as_fd().try_clone_to_owned()
         {
-            link.say(&ToDaemon::Process { pid }, vec![pidfd]);
+            link.send(&ToDaemon::Process { pid }, vec![pidfd]);
         }
     }
 
-    fn tell_changes(&mut self, pid: u32, changes: &[ObjectChange]) {
+    fn send_changes(&mut self, pid: u32, changes: &[ObjectChange]) {
         for changes in changes.chunks(CHANGES_MAX) {
             if let Some(link) = &mut self.link {
                 let changes = changes.to_vec();
-                link.say(&ToDaemon::Objects { pid, changes }, Vec::new());
+                link.send(&ToDaemon::Objects { pid, changes }, Vec::new());
             }
             if let Some(file) = &mut self.file {
                 let lines: String = changes.iter().map(|change| line(pid, change)).collect();
@@ -307,23 +307,23 @@ impl Supervisor {
     fn hand_on(&mut self) {
         while let Some(connection) = self.door.as_ref().and_then(Door::next) {
             if let Some(link) = self.link.as_mut().filter(|link| link.is_up()) {
-                link.say(&ToDaemon::Memory {}, vec![connection]);
+                link.send(&ToDaemon::Memory {}, vec![connection]);
             }
         }
     }
 
     /// Reports all processes and objects to a daemon that has none of them.
-    fn tell_all(&mut self) {
+    fn send_all(&mut self) {
         let processes: Vec<(u32, OwnedFd)> = self
             .processes
             .iter()
             .filter_map(|(pid, pidfd)| Some((*pid, pidfd.as_fd().try_clone_to_owned().ok()?)))
             .collect();
         for (pid, pidfd) in processes {
-            self.tell_process(pid, &pidfd);
+            self.send_process(pid, &pidfd);
             let objects = self.handles.objects(pid);
             let made: Vec<ObjectChange> = objects.into_iter().map(ObjectChange::Made).collect();
-            self.tell_changes(pid, &made);
+            self.send_changes(pid, &made);
         }
     }
 

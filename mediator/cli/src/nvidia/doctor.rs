@@ -7,7 +7,7 @@ use turnstile_nvidia::probe;
 use turnstile_nvidia::rm::CONTROL_DEVICE;
 use turnstile_nvidia::version::{self, DriverAbi, VersionError};
 
-use crate::finding::{Feature, Finding, told};
+use crate::finding::{Feature, Finding, with_causes};
 
 /// The kernel's report of a program's calls.
 pub(crate) fn notification() -> Option<Finding> {
@@ -94,7 +94,7 @@ pub(crate) fn findings(gpu: u32) -> Vec<Finding> {
         driver.found(match &abi {
             Ok(abi) => Ok(abi.version.to_owned()),
             Err(error @ VersionError::Unknown(_)) => Err(error.to_string()),
-            Err(error) => Err(told(error)),
+            Err(error) => Err(with_causes(error)),
         }),
     ];
     let probed = |feature: Feature, probe: &dyn Fn(&DriverAbi) -> Result<String, String>| match &abi
@@ -104,7 +104,7 @@ pub(crate) fn findings(gpu: u32) -> Vec<Finding> {
     };
     let root = rustix::process::geteuid().is_root();
     findings.push(probed(events, &|abi| {
-        probe::events(gpu, abi).map_err(|error| told(&error))?;
+        probe::events(gpu, abi).map_err(|error| with_causes(&error))?;
         if root {
             Ok("a log was made, bound for all users, and ended".into())
         } else {
@@ -112,7 +112,7 @@ pub(crate) fn findings(gpu: u32) -> Vec<Finding> {
         }
     }));
     findings.push(probed(suspension, &|abi| {
-        probe::suspension_known(gpu, abi).map_err(|error| told(&error))?;
+        probe::suspension_known(gpu, abi).map_err(|error| with_causes(&error))?;
         if root {
             Ok("the driver knows the call, and we are root (no channel was touched)".into())
         } else {
@@ -121,10 +121,10 @@ pub(crate) fn findings(gpu: u32) -> Vec<Finding> {
     }));
     findings.push(preemptor.found(match probe::doorbells(gpu) {
         Ok(()) => Ok("mapped; none was rung".into()),
-        Err(error) => Err(told(&error)),
+        Err(error) => Err(with_causes(&error)),
     }));
     findings.push(probed(status, &|abi| {
-        let status = probe::engine_status(gpu, abi).map_err(|error| told(&error))?;
+        let status = probe::engine_status(gpu, abi).map_err(|error| with_causes(&error))?;
         let how = status.unmapped.map_or_else(
             || "mapped, 1 us each".into(),
             |why| format!("by the driver, 0.2 ms each ({why})"),
@@ -132,7 +132,7 @@ pub(crate) fn findings(gpu: u32) -> Vec<Finding> {
         let works = if status.works { "at work" } else { "idle" };
         Ok(format!("{works}; {how}"))
     }));
-    let signals = Signals::of(gpu).map_err(|error| told(&error));
+    let signals = Signals::of(gpu).map_err(|error| with_causes(&error));
     let tested = |test: fn(&Signals) -> Result<(), &str>| match &signals {
         Ok(signals) => match test(signals) {
             Ok(()) => Ok("mapped, and passes its self-test".into()),
@@ -145,7 +145,7 @@ pub(crate) fn findings(gpu: u32) -> Vec<Finding> {
     findings.push(memory.found(match probe::exportable_memory(gpu) {
         Ok(true) => Ok("as file descriptors".into()),
         Ok(false) => Err("this GPU cannot".into()),
-        Err(error) => Err(told(&error)),
+        Err(error) => Err(with_causes(&error)),
     }));
     findings
 }

@@ -14,7 +14,7 @@ pub(super) struct Batch<W: Write> {
     /// Whether a table has heads: on a terminal and with `--batch`, not in a pipe (as
     /// systemd-cgtop). CSV always has them.
     heads: bool,
-    begun: bool,
+    started: bool,
 }
 
 impl<W: Write> Batch<W> {
@@ -23,7 +23,7 @@ impl<W: Write> Batch<W> {
             out,
             output,
             heads,
-            begun: false,
+            started: false,
         }
     }
 
@@ -41,12 +41,12 @@ impl<W: Write> Batch<W> {
             Output::Csv => self.csv(view)?,
             Output::Table => self.table(view)?,
         }
-        self.begun = true;
+        self.started = true;
         Ok(self.out.flush()?)
     }
 
     fn table(&mut self, view: &View) -> io::Result<()> {
-        if self.begun {
+        if self.started {
             writeln!(self.out)?;
         }
         if self.heads {
@@ -82,7 +82,7 @@ impl<W: Write> Batch<W> {
 
     fn csv(&mut self, view: &View) -> anyhow::Result<()> {
         let mut csv = csv::Writer::from_writer(&mut self.out);
-        if !self.begun {
+        if !self.started {
             let heads = COLUMNS
                 .iter()
                 .map(|column| column.head.to_lowercase().replace('%', "_percent"));

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_are_what_their_options_say() {
+    fn spans_match_their_options() {
         let shown = |args: &[&str]| {
             let (from, to) = span(args).unwrap().shown(now());
             let short = |at| show_time(at)[..16].to_owned();
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_that_say_two_things_or_nothing_are_refused() {
+    fn contradictory_and_empty_spans_are_refused() {
         for args in [
             &["--last", "1h", "--day"][..],
             &["--month", "--day"],

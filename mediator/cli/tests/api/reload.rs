@@ -10,7 +10,7 @@ use std::process::Stdio;
 use rustix::process::Signal;
 
 use super::common::{Process, turnstile, until, vm};
-use super::http::{Ask, exchange, get};
+use super::http::{Call, exchange, get};
 
 /// A daemon with a configuration file, and its messages.
 struct Served {
@@ -52,17 +52,17 @@ impl Served {
         self.folder.path().join(name)
     }
 
-    fn said(&self) -> String {
+    fn messages(&self) -> String {
         fs::read_to_string(self.path("said")).unwrap()
     }
 
     /// Makes the daemon read this configuration, and waits for `answer` in its messages.
     fn reload(&self, config: &str, answer: &str) {
         fs::write(self.path("turnstile.toml"), config).unwrap();
-        let before = self.said().len();
+        let before = self.messages().len();
         self.daemon.signal(Signal::HUP);
         until(answer, || {
-            self.said()[before..].contains(answer).then_some(())
+            self.messages()[before..].contains(answer).then_some(())
         });
     }
 }
@@ -104,14 +104,14 @@ fn reload_applies_changes_and_names_those_that_need_a_restart() {
     });
     assert!(!metrics().contains("DCGM_FI"), "off by default");
     let put = |headers: &[(&str, &str)]| {
-        let ask = Ask {
+        let call = Call {
             method: "PUT",
             path: "/v1/vms/a/scheduling",
             headers,
             body: "{\"weight\":200}",
         };
         let mut stream = super::http::connect(&socket);
-        exchange(&mut stream, &ask).unwrap().status
+        exchange(&mut stream, &call).unwrap().status
     };
     let json = ("content-type", "application/json");
     assert_eq!(put(&[json]), 200);
@@ -173,8 +173,11 @@ fn reload_applies_changes_and_names_those_that_need_a_restart() {
     let version = get(&socket, &format!("{focus}&version=1.2"));
     assert!(version.body.contains("ProviderName") && version.status == 200);
     get(&socket, &format!("{focus}&version=1.3")).problem(400);
-    let told = metrics();
-    assert!(told.contains("turnstile_export_failures_total 0"), "{told}");
+    let reply = metrics();
+    assert!(
+        reply.contains("turnstile_export_failures_total 0"),
+        "{reply}"
+    );
 
     served.reload(
         "[api]\nviewers = [\"group:no such group\"]\n",
@@ -192,11 +195,11 @@ fn metrics_have_an_address_of_their_own_and_nothing_else_is_on_it() {
     let address = free.local_addr().unwrap();
     drop(free);
     let _served = Served::start(&format!("[metrics]\nlisten = \"{address}\"\n"));
-    let told = until("an answer", || tcp(address, "/metrics"));
-    assert!(told.starts_with("HTTP/1.1 200"), "{told}");
-    assert!(told.contains("turnstile_build_info{"), "{told}");
+    let reply = until("an answer", || tcp(address, "/metrics"));
+    assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
+    assert!(reply.contains("turnstile_build_info{"), "{reply}");
     for path in ["/v1/vms", "/ui/", "/"] {
-        let told = tcp(address, path).unwrap();
-        assert!(told.starts_with("HTTP/1.1 404"), "{path}: {told}");
+        let reply = tcp(address, path).unwrap();
+        assert!(reply.starts_with("HTTP/1.1 404"), "{path}: {reply}");
     }
 }

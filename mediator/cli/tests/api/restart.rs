@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::bench::Bench;
 use super::common;
-use super::http::{Ask, JSON, ask, get, send};
+use super::http::{Call, JSON, call, get, send};
 
 const GOLD: &str = "/v1/accounts/gold";
 
@@ -29,9 +29,9 @@ fn accounts_and_owned_names_survive_a_restart() {
     assert_eq!(vm["account"], "gold");
     let path = GOLD;
     let (method, headers, body) = ("DELETE", &[][..], "");
-    ask(
+    call(
         &socket,
-        &Ask {
+        &Call {
             method,
             path,
             headers,
@@ -54,15 +54,15 @@ fn accounts_and_owned_names_survive_a_restart() {
     // It is not listed, as nothing is set of it; forgetting it frees its name.
     assert_eq!(get(&socket, "/v1/vms").json()["items"], json!([]));
     let path = "/v1/vms/au-1";
-    let gone = ask(
+    let deleted = call(
         &socket,
-        &Ask {
+        &Call {
             method,
             path,
             headers,
             body,
         },
     );
-    assert_eq!(gone.status, 204, "{gone:?}");
+    assert_eq!(deleted.status, 204, "{deleted:?}");
     get(&socket, path).problem(404);
 }

@@ -179,9 +179,12 @@ fn accounts_of_a_configuration_share_by_their_weights_and_claims_divide_them() {
         .arg(folder.join("vmm.sock"))
         .output()
         .unwrap();
-    let told = String::from_utf8_lossy(&refused.stderr);
+    let messages = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success());
-    assert!(told.contains("Weight 501 is beyond the 500"), "{told}");
+    assert!(
+        messages.contains("Weight 501 is beyond the 500"),
+        "{messages}"
+    );
 }
 
 #[test]
@@ -280,8 +283,11 @@ fn daemon_with_a_broken_state_file_does_not_start() {
         .output()
         .unwrap();
     assert!(!output.status.success());
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("state.json is no state file"), "{said}");
+    let messages = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        messages.contains("state.json is no state file"),
+        "{messages}"
+    );
     assert!(!folder.path().join("vmm.sock").exists());
 }
 

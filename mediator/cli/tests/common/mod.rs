@@ -86,11 +86,11 @@ fn spawn_vm(folder: &Path, name: &str, args: &[&str], stdout: Stdio) -> Process 
     Process(child)
 }
 
-/// Repeats `ask` until there is an answer.
-pub(crate) fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+/// Repeats `poll` until there is an answer.
+pub(crate) fn until<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
     let begin = Instant::now();
     loop {
-        if let Some(answer) = ask() {
+        if let Some(answer) = poll() {
             return answer;
         }
         assert!(begin.elapsed() < PATIENCE, "{what} never came");

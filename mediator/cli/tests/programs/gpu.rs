@@ -22,7 +22,7 @@ use super::moving::Moves;
 
 /// A call of the GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Told {
+pub(crate) enum GpuCall {
     Program(TenantId, u32),
     Changed(TenantId, u32, ObjectChange),
     Exited(TenantId, u32),
@@ -48,7 +48,7 @@ impl Backing for Handles {
 #[derive(Debug)]
 pub(crate) struct FakeGpu {
     soft: SoftGpu,
-    told: Mutex<Vec<Told>>,
+    calls: Mutex<Vec<GpuCall>>,
     pub(crate) memory: ProgramMemory,
     pub(crate) backing: Arc<Handles>,
     pub(crate) moves: Option<Moves>,
@@ -61,7 +61,7 @@ impl FakeGpu {
     pub(crate) fn moving(moves: Moves) -> Arc<Self> {
         Arc::new(Self {
             soft: SoftGpu::new(SoftConfig::default()).unwrap(),
-            told: Mutex::default(),
+            calls: Mutex::default(),
             memory: ProgramMemory::new(1 << 40, Arc::new(moves.chunks.clone())),
             backing: Arc::default(),
             moves: Some(moves),
@@ -74,7 +74,7 @@ impl FakeGpu {
         let backing = Arc::new(Handles::default());
         Arc::new(Self {
             soft: SoftGpu::new(SoftConfig::default()).unwrap(),
-            told: Mutex::default(),
+            calls: Mutex::default(),
             memory: ProgramMemory::new(1 << 30, backing.clone()),
             backing,
             moves: None,
@@ -83,19 +83,19 @@ impl FakeGpu {
         })
     }
 
-    pub(crate) fn told(&self) -> Vec<Told> {
-        self.told.lock().unwrap().clone()
+    pub(crate) fn calls(&self) -> Vec<GpuCall> {
+        self.calls.lock().unwrap().clone()
     }
 
     /// Objects made, as (process, client, handle).
     pub(crate) fn made(&self) -> Vec<(u32, u32, u32)> {
-        let made = |told: &Told| match told {
-            Told::Changed(_, pid, ObjectChange::Made(object)) => {
+        let made = |call: &GpuCall| match call {
+            GpuCall::Changed(_, pid, ObjectChange::Made(object)) => {
                 Some((*pid, object.client, object.handle))
             }
             _ => None,
         };
-        self.told().iter().filter_map(made).collect()
+        self.calls().iter().filter_map(made).collect()
     }
 
     fn hold_for(&self, tenant: TenantId, reason: Reason, on: bool) {
@@ -109,8 +109,8 @@ impl FakeGpu {
         }
     }
 
-    fn tell(&self, told: Told) {
-        self.told.lock().unwrap().push(told);
+    fn record(&self, call: GpuCall) {
+        self.calls.lock().unwrap().push(call);
     }
 }
 
@@ -135,7 +135,7 @@ impl Gpu for FakeGpu {
             moves.add(tenant, root, &self.memory);
         }
         self.tenants.lock().unwrap().insert(tenant);
-        self.tell(Told::Program(tenant, root));
+        self.record(GpuCall::Program(tenant, root));
         Ok(())
     }
     fn program_memory(&self, tenant: TenantId, connection: OwnedFd) -> Result<(), String> {
@@ -143,11 +143,11 @@ impl Gpu for FakeGpu {
     }
     fn program_changed(&self, tenant: TenantId, pid: u32, changes: &[ObjectChange]) {
         for change in changes {
-            self.tell(Told::Changed(tenant, pid, *change));
+            self.record(GpuCall::Changed(tenant, pid, *change));
         }
     }
     fn program_exited(&self, tenant: TenantId, pid: u32) {
-        self.tell(Told::Exited(tenant, pid));
+        self.record(GpuCall::Exited(tenant, pid));
     }
     fn untracked(&self) -> Vec<Untracked> {
         vec![Untracked {
@@ -157,7 +157,7 @@ impl Gpu for FakeGpu {
         }]
     }
     fn destroy_context(&self, tenant: TenantId) {
-        self.tell(Told::Left(tenant));
+        self.record(GpuCall::Left(tenant));
         self.tenants.lock().unwrap().remove(&tenant);
         self.holds.lock().unwrap().forget(tenant);
         self.memory.remove(tenant);

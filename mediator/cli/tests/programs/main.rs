@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gpu::{FakeGpu, Told};
+use gpu::{FakeGpu, GpuCall};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use turnstile_accounting::TenantId;
@@ -147,10 +147,10 @@ fn program_is_a_tenant_and_its_objects_are_reported() {
     assert_eq!(actor.wait().unwrap().code(), Some(7));
     let tenant = TenantId(1);
     until("it has left", || {
-        bench.gpu.told().contains(&Told::Left(tenant))
+        bench.gpu.calls().contains(&GpuCall::Left(tenant))
     });
-    let told = bench.gpu.told();
-    assert_eq!(told[0], Told::Program(tenant, actor.id()));
+    let calls = bench.gpu.calls();
+    assert_eq!(calls[0], GpuCall::Program(tenant, actor.id()));
     until("no tenant", || {
         bench
             .daemon
@@ -262,7 +262,7 @@ fn a_launcher_that_is_killed_takes_no_program_with_it() {
     kill(&run, Signal::KILL);
     run.wait().unwrap();
     until("it has left", || {
-        bench.gpu.told().contains(&Told::Left(TenantId(1)))
+        bench.gpu.calls().contains(&GpuCall::Left(TenantId(1)))
     });
     bench.go();
     until("the actor's end", || mark.exists());
@@ -296,13 +296,13 @@ fn a_client_is_the_first_ones_that_names_it() {
     assert_eq!(code, Some(7));
     // By then the daemon has handled all of its reports.
     until("it has left", || {
-        bench.gpu.told().contains(&Told::Left(TenantId(2)))
+        bench.gpu.calls().contains(&GpuCall::Left(TenantId(2)))
     });
     assert_eq!(bench.gpu.made(), made);
     bench.go();
     assert_eq!(first.wait().unwrap().code(), Some(7));
     until("it has left", || {
-        bench.gpu.told().contains(&Told::Left(TenantId(1)))
+        bench.gpu.calls().contains(&GpuCall::Left(TenantId(1)))
     });
     // The client is free again.
     let mut third = bench.actor(&[], CLIENT);

@@ -52,7 +52,7 @@ fn copied(handle: OwnedFd, bytes: u64) -> OwnedFd {
 }
 
 #[test]
-fn memory_of_a_program_goes_and_comes_and_is_limited() {
+fn memory_of_a_program_moves_out_and_back_and_is_limited() {
     let bench = Bench::new();
     let program = build(&bench);
     let (folder, library) = (bench.folder.path(), library());
@@ -88,8 +88,8 @@ fn memory_of_a_program_goes_and_comes_and_is_limited() {
         fs::write(folder.join(format!("go-{round}")), "").unwrap();
     }
     let ended = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
-    assert_eq!(ended.status.code(), Some(5), "{said}");
+    let messages = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(5), "{messages}");
     until("all of it is freed", || {
         bench.gpu.backing.0.lock().unwrap().is_empty()
     });
@@ -98,7 +98,7 @@ fn memory_of_a_program_goes_and_comes_and_is_limited() {
     let options = [&options[..], &[library.to_str().unwrap()]].concat();
     let mut run = bench.run(&options, &[&program, "linked", "limits"]);
     let ended = run.env("LD_LIBRARY_PATH", folder).output().unwrap();
-    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
-    assert_eq!(ended.status.code(), Some(5), "{said}");
+    let messages = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(5), "{messages}");
     assert_eq!(bench.gpu.memory.figures()["program_memory_denied_limit"], 4);
 }

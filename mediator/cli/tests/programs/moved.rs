@@ -93,7 +93,7 @@ impl Moved {
             .env("LD_LIBRARY_PATH", self.bench.folder.path())
             .output()
             .unwrap();
-        said(&output)
+        output_text(&output)
     }
 
     fn tenant(&self, name: &str) -> Option<TenantId> {
@@ -115,7 +115,7 @@ impl Moved {
     }
 }
 
-fn said(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(5), "{errors}");
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -146,7 +146,7 @@ fn programs_take_turns_on_a_card_that_cannot_hold_them_and_no_byte_differs() {
         let results: Vec<String> = thread::scope(|scope| {
             let waiting: Vec<_> = running
                 .into_iter()
-                .map(|child| scope.spawn(|| said(&child.wait_with_output().unwrap())))
+                .map(|child| scope.spawn(|| output_text(&child.wait_with_output().unwrap())))
                 .collect();
             while waiting.iter().any(|one| !one.is_finished()) {
                 out_bytes = out_bytes.max(moved.moved().0);
@@ -202,7 +202,7 @@ fn program_killed_during_a_move_frees_its_memory_for_others() {
         assert_eq!(victim.wait().unwrap().code(), Some(128 + 9));
         until("it is no tenant", || moved.tenant(&name).is_none());
     }
-    let results = others.map(|child| said(&child.wait_with_output().unwrap()));
+    let results = others.map(|child| output_text(&child.wait_with_output().unwrap()));
     assert_eq!(results, expected);
     until("all of it is free", || {
         moved.moves().mover.pool_bytes().1 == 0
@@ -227,7 +227,7 @@ fn a_mover_that_is_killed_is_replaced_and_no_byte_differs() {
         // A mover that ends again just after it was started is not replaced at once.
         thread::sleep(Duration::from_millis(1_100));
     }
-    let results = running.map(|child| said(&child.wait_with_output().unwrap()));
+    let results = running.map(|child| output_text(&child.wait_with_output().unwrap()));
     assert_eq!(results, expected);
 }
 
@@ -239,9 +239,11 @@ fn after_loss_of_the_daemon_programs_end_and_use_no_lost_memory() {
     let running = works.map(|work| moved.run(&format!("p{}", work.seed), work, &[]));
     until("memory of a program is away", || moved.moved().1 > 20 * MIB);
     moved.bench.daemon = None;
-    let gone = std::mem::replace(&mut moved.bench.gpu, FakeGpu::new());
-    until("the old GPU is released", || Arc::strong_count(&gone) == 1);
-    drop(gone);
+    let old_gpu = std::mem::replace(&mut moved.bench.gpu, FakeGpu::new());
+    until("the old GPU is released", || {
+        Arc::strong_count(&old_gpu) == 1
+    });
+    drop(old_gpu);
     let mut lost = 0;
     for (child, expected) in running.into_iter().zip(expected) {
         let output = child.wait_with_output().unwrap();
@@ -250,7 +252,7 @@ fn after_loss_of_the_daemon_programs_end_and_use_no_lost_memory() {
             assert!(errors.contains("are lost"), "{errors}");
             lost += 1;
         } else {
-            assert_eq!(said(&output), expected);
+            assert_eq!(output_text(&output), expected);
         }
     }
     assert!(lost > 0, "memory of a program was away");
@@ -290,10 +292,12 @@ fn sleeping_program_keeps_its_memory_after_an_orderly_daemon_end() {
         host.homecoming() == Homecoming::default()
     });
     moved.bench.daemon = None;
-    let gone = std::mem::replace(&mut moved.bench.gpu, FakeGpu::new());
-    until("the old GPU is released", || Arc::strong_count(&gone) == 1);
-    drop(gone);
-    assert_eq!(said(&sleeping.wait_with_output().unwrap()), expected);
+    let old_gpu = std::mem::replace(&mut moved.bench.gpu, FakeGpu::new());
+    until("the old GPU is released", || {
+        Arc::strong_count(&old_gpu) == 1
+    });
+    drop(old_gpu);
+    assert_eq!(output_text(&sleeping.wait_with_output().unwrap()), expected);
 }
 
 #[test]
@@ -313,6 +317,6 @@ fn sleeping_program_yields_memory_and_gets_it_back_at_wake_up() {
     let bounds = ["--memory-high", "0", "--memory-max", "37748736"];
     let sleeping = moved.run("sleeper", sleeper, &bounds);
     let working = moved.run("worker", worker, &["--memory-min", "8388608"]);
-    let results = [sleeping, working].map(|child| said(&child.wait_with_output().unwrap()));
+    let results = [sleeping, working].map(|child| output_text(&child.wait_with_output().unwrap()));
     assert_eq!(results, expected);
 }

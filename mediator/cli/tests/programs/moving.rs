@@ -34,7 +34,7 @@ struct Engine {
 
 impl Engine {
     /// Whether it did something lately; while it is held, the last such answer.
-    fn look(&mut self) -> bool {
+    fn poll(&mut self) -> bool {
         if self.held {
             return self.wants;
         }
@@ -131,7 +131,7 @@ impl Moves {
     pub(crate) fn suspend(&self, tenant: TenantId) {
         if let Some(engine) = self.engines.lock().unwrap().get_mut(&tenant) {
             if !engine.held {
-                engine.look();
+                engine.poll();
                 // A kernel takes milliseconds.
                 flock(&engine.file, FlockOperation::LockExclusive).unwrap();
                 engine.held = true;
@@ -154,7 +154,7 @@ impl Moves {
 
     pub(crate) fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>) {
         if let Some(engine) = self.engines.lock().unwrap().get_mut(&tenant) {
-            let wants = engine.look() || self.sets.asks(tenant);
+            let wants = engine.poll() || self.sets.asks(tenant);
             channels.push(ChannelActivity {
                 channel: 0,
                 pending: wants.into(),

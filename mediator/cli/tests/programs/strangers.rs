@@ -25,7 +25,7 @@ impl Launcher {
             reader: FrameReader::new(),
         };
         let name = "strange".into();
-        this.say(
+        this.send(
             &ToDaemon::Program {
                 protocol: PROTOCOL,
                 name,
@@ -37,16 +37,16 @@ impl Launcher {
             },
             Vec::new(),
         );
-        assert!(matches!(this.hear(), Some(ToVmm::Admitted { .. })));
+        assert!(matches!(this.receive(), Some(ToVmm::Admitted { .. })));
         this
     }
 
-    fn say(&self, message: &ToDaemon, fds: Vec<OwnedFd>) {
+    fn send(&self, message: &ToDaemon, fds: Vec<OwnedFd>) {
         send(&self.stream, message, fds).unwrap();
     }
 
     /// The daemon's next message, or None if it closed the connection.
-    fn hear(&mut self) -> Option<ToVmm> {
+    fn receive(&mut self) -> Option<ToVmm> {
         match self.reader.read(&self.stream) {
             Ok(Read::Frame(frame)) => Some(frame.message),
             _ => None,
@@ -54,8 +54,8 @@ impl Launcher {
     }
 
     fn refused(&mut self, pid: u32, fd: OwnedFd) -> String {
-        self.say(&ToDaemon::Process { pid }, vec![fd]);
-        match self.hear() {
+        self.send(&ToDaemon::Process { pid }, vec![fd]);
+        match self.receive() {
             Some(ToVmm::ProcessRefused { pid: of, text }) if of == pid => text,
             other => panic!("{other:?}"),
         }
@@ -102,23 +102,23 @@ fn process_that_does_not_descend_from_the_launcher_is_refused() {
     let text = launcher.refused(8, File::open("/dev/null").unwrap().into());
     assert!(text.contains("names no process"), "{text}");
     let mut child = Sleeper::new();
-    let gone = pidfd(Pid::from_child(&child.0));
+    let exited = pidfd(Pid::from_child(&child.0));
     child.0.kill().unwrap();
     child.0.wait().unwrap();
-    launcher.refused(9, gone);
+    launcher.refused(9, exited);
     // Reports about refused processes are not passed on.
     for pid in [7, 8, 9, 10] {
         let changes = vec![made(1)];
-        launcher.say(&ToDaemon::Objects { pid, changes }, Vec::new());
+        launcher.send(&ToDaemon::Objects { pid, changes }, Vec::new());
     }
     let child = Sleeper::new();
     let pid = 11;
-    launcher.say(
+    launcher.send(
         &ToDaemon::Process { pid },
         vec![pidfd(Pid::from_child(&child.0))],
     );
     let changes = vec![made(2)];
-    launcher.say(&ToDaemon::Objects { pid, changes }, Vec::new());
+    launcher.send(&ToDaemon::Objects { pid, changes }, Vec::new());
     until("the child's object", || !bench.gpu.made().is_empty());
     assert_eq!(bench.gpu.made(), [(child.0.id(), 1, 2)]);
 }
@@ -158,13 +158,13 @@ fn launcher_that_breaks_the_protocol_is_disconnected() {
         vec![(mailbox, vec![])],
         vec![(again, vec![])],
     ];
-    for said in rules {
+    for messages in rules {
         let mut launcher = Launcher::admitted(&bench);
-        let text = format!("{said:?}");
-        for (message, fds) in said {
-            launcher.say(&message, fds);
+        let text = format!("{messages:?}");
+        for (message, fds) in messages {
+            launcher.send(&message, fds);
         }
-        assert_eq!(launcher.hear(), None, "{text}");
+        assert_eq!(launcher.receive(), None, "{text}");
         until("it has left", || {
             bench
                 .daemon
@@ -186,10 +186,10 @@ fn message_before_greeting_and_newer_protocol_are_refused() {
             stream: UnixStream::connect(bench.socket()).unwrap(),
             reader: FrameReader::new(),
         };
-        launcher.say(&message, Vec::new());
-        let told = launcher.hear();
-        assert!(matches!(told, Some(ToVmm::Refused { .. })), "{told:?}");
-        assert_eq!(launcher.hear(), None);
+        launcher.send(&message, Vec::new());
+        let reply = launcher.receive();
+        assert!(matches!(reply, Some(ToVmm::Refused { .. })), "{reply:?}");
+        assert_eq!(launcher.receive(), None);
     }
     let mut launcher = Launcher {
         stream: UnixStream::connect(bench.socket()).unwrap(),
@@ -204,6 +204,8 @@ fn message_before_greeting_and_newer_protocol_are_refused() {
         memory_min_bytes: None,
         memory_high_bytes: None,
     };
-    launcher.say(&newer, Vec::new());
-    assert!(matches!(launcher.hear(), Some(ToVmm::Refused { text }) if text.contains("protocol")));
+    launcher.send(&newer, Vec::new());
+    assert!(
+        matches!(launcher.receive(), Some(ToVmm::Refused { text }) if text.contains("protocol"))
+    );
 }

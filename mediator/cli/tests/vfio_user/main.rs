@@ -177,7 +177,7 @@ fn the_device_is_there_again_after_a_daemon_s_restart_and_after_a_reset() {
 }
 
 #[test]
-fn memory_comes_and_goes_while_the_vm_runs() {
+fn dma_mappings_change_while_the_vm_runs() {
     let folder = tempfile::tempdir().unwrap();
     let _daemon = daemon(folder.path());
     let _fronts = fronts(folder.path(), &[("vm", 100)], Doorbells::Trapped);

@@ -144,22 +144,22 @@ fn a_hostile_vmm_disturbs_no_other_vm_of_a_running_daemon() {
     }
     // What allocators and threads keep is there after the first turn.
     let grown = memory[memory.len() - 1].saturating_sub(memory[0]);
-    let said = fs::read_to_string(folder.join("serve.log")).unwrap();
+    let text = fs::read_to_string(folder.join("serve.log")).unwrap();
     println!(
         "{sent} random messages over {connections} connections: the VM beside them got {:.1} % of the GPU, {:.1} % before; \
          the daemon grew by {} KiB and said {} bytes",
         100.0 * beside / f64::from(TURNS),
         100.0 * calm / f64::from(TURNS),
         grown >> 10,
-        said.len()
+        text.len()
     );
     assert!(sent > 10_000 && connections >= 2);
     // The only shared resource is the host's processors, on which this GPU runs and the storm is
     // made.
     assert!(beside > 0.6 * calm, "{beside} of {calm}");
     assert!(grown < 16 << 20, "memory grew by {grown} bytes");
-    assert!(said.len() < 16 << 10, "{said}");
-    assert!(!said.contains("panicked"), "{said}");
+    assert!(text.len() < 16 << 10, "{text}");
+    assert!(!text.contains("panicked"), "{text}");
     // The socket of the hostile VMM serves the next one.
     let next = Guest::new(&bad);
     passed(&next.run(Workload::Verify { rounds: 1 }));
@@ -230,18 +230,18 @@ fn a_command_is_given_memory_that_keeps_its_size() {
             .unwrap()
     };
     let output = sealed(">&-", &["sh", "-c", tries]);
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert_eq!((output.status.code(), &*said), (Some(0), "8192\nkept\n"));
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!((output.status.code(), &*text), (Some(0), "8192\nkept\n"));
     let output = sealed("</dev/null", &["sh", "-c", tries]);
-    let said = String::from_utf8_lossy(&output.stderr);
+    let text = String::from_utf8_lossy(&output.stderr);
     assert!(
-        !output.status.success() && said.contains("--fd names another"),
-        "{said}"
+        !output.status.success() && text.contains("--fd names another"),
+        "{text}"
     );
     let output = sealed(">&-", &["/nowhere/a-vmm"]);
-    let said = String::from_utf8_lossy(&output.stderr);
+    let text = String::from_utf8_lossy(&output.stderr);
     assert!(
-        !output.status.success() && said.contains("/nowhere/a-vmm was not started"),
-        "{said}"
+        !output.status.success() && text.contains("/nowhere/a-vmm was not started"),
+        "{text}"
     );
 }

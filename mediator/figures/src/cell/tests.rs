@@ -33,7 +33,7 @@ fn load(bucket_ns: u64, seconds: usize) -> LoadReport {
 fn shares_errors_and_charges_stand_in_the_line() {
     let cell = cell(&[(300, Pattern::Busy), (100, Pattern::Busy)]);
     let loads = [load(6_000_000, 4), load(3_000_000, 4)];
-    let says = SchedulerSays {
+    let report = SchedulerReport {
         window: Some(Span::new(8_000_000_000, 10_000_000_000)),
         charges: vec![
             Some(Charge {
@@ -44,9 +44,9 @@ fn shares_errors_and_charges_stand_in_the_line() {
         ],
         cpu_percent: Some(0.4),
         gate_cpu_percent: Some(0.3),
-        ..SchedulerSays::default()
+        ..SchedulerReport::default()
     };
-    let line = line(&cell, "dfq", &loads, &says, SKIP_NS).unwrap();
+    let line = line(&cell, "dfq", &loads, &report, SKIP_NS).unwrap();
     assert_eq!(line.weights, "3:1");
     let first = &line.tenants[0];
     assert!((first.share_percent - 66.667).abs() < 0.01);
@@ -70,12 +70,12 @@ fn charges_are_of_the_gpus_clock_and_spans_of_the_wall_clock() {
     load.executed_ns[1_000..1_020].fill(0);
     load.clock_offset_ns = -20_000_000;
     let begin = load.start_ns + 1_000_000_000 + 20_000_000;
-    let says = SchedulerSays {
+    let report = SchedulerReport {
         window: Some(Span::new(begin, begin + 1_000_000_000)),
         charges: vec![Some(Charge::default())],
-        ..SchedulerSays::default()
+        ..SchedulerReport::default()
     };
-    let line = line(&cell, "dfq", &[load], &says, SKIP_NS).unwrap();
+    let line = line(&cell, "dfq", &[load], &report, SKIP_NS).unwrap();
     assert_eq!(line.tenants[0].truth_ns, Some(980 * 900_000));
 }
 
@@ -86,7 +86,7 @@ fn what_a_busy_tenant_gets_beside_an_idle_one_is_shown() {
         &cell,
         "dfq",
         &[load(0, 2), load(9_900_000, 2)],
-        &SchedulerSays::default(),
+        &SchedulerReport::default(),
         SKIP_NS,
     )
     .unwrap();
@@ -99,7 +99,7 @@ fn entitlements_and_errors_are_of_what_all_received_in_the_same_figure() {
     let cell = cell(&[(100, Pattern::Busy), (100, Pattern::Bursty)]);
     let mut loads = [load(8_700_000, 6), load(0, 6)];
     loads[0].occupied_ns.fill(950_000);
-    let line = line(&cell, "dfq", &loads, &SchedulerSays::default(), SKIP_NS).unwrap();
+    let line = line(&cell, "dfq", &loads, &SchedulerReport::default(), SKIP_NS).unwrap();
     let lacks = line.tenants[1].entitled_percent;
     let wanted = 100.0 * 0.3 / 0.87;
     assert!((lacks - wanted).abs() < 5.0, "{lacks}, not {wanted}");
@@ -124,7 +124,7 @@ fn windows_near_a_pause_of_a_host_are_left_out() {
     loads[0].executed_ns[3_500..3_540].fill(0);
     loads[0].executed_ns[6_000..6_020].fill(0);
     let points = |loads: &[LoadReport]| {
-        let line = line(&cell, "dfq", loads, &SchedulerSays::default(), SKIP_NS).unwrap();
+        let line = line(&cell, "dfq", loads, &SchedulerReport::default(), SKIP_NS).unwrap();
         let worst = line.worst_sliding_unpaused;
         (
             line.worst_sliding.unwrap().points,
@@ -133,7 +133,7 @@ fn windows_near_a_pause_of_a_host_are_left_out() {
     };
     let (worst, unpaused) = points(&loads);
     assert_eq!(Some(worst), unpaused);
-    let line = line(&cell, "dfq", &loads, &SchedulerSays::default(), SKIP_NS).unwrap();
+    let line = line(&cell, "dfq", &loads, &SchedulerReport::default(), SKIP_NS).unwrap();
     let seen = &line.tenants[0].executed_at_worst_ns;
     assert_eq!(seen.len(), 2 * BUCKETS_PER_SECOND);
     let lacks = |buckets: &[u64]| buckets.iter().filter(|&&bucket| bucket == 0).count();
@@ -157,13 +157,13 @@ fn an_incomplete_report_is_refused() {
     let cell = cell(&[(100, Pattern::Busy)]);
     let mut broken = load(1, 2);
     broken.gaps_unrecorded = 1;
-    let says = SchedulerSays::default();
+    let report = SchedulerReport::default();
     assert!(matches!(
-        line(&cell, "native", &[broken], &says, SKIP_NS),
+        line(&cell, "native", &[broken], &report, SKIP_NS),
         Err(CellError::Unrecorded(_, 1))
     ));
     assert!(matches!(
-        line(&cell, "native", &[], &says, SKIP_NS),
+        line(&cell, "native", &[], &report, SKIP_NS),
         Err(CellError::Reports(0, 1))
     ));
 }

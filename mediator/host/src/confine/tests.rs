@@ -73,7 +73,7 @@ fn with_hardware_accounting_may_use_ioctl_and_roles_execute_no_programs() {
         let denied = io::ErrorKind::PermissionDenied;
         assert_eq!(ran.unwrap_err(), denied, "{role:?}");
     }
-    let asked = |software| {
+    let opened = |software| {
         within_on(Role::Accounting, software, || {
             // Not a terminal: refused by the file, if the call is permitted.
             let file = std::fs::File::from(rustix::event::eventfd(
@@ -93,8 +93,8 @@ fn with_hardware_accounting_may_use_ioctl_and_roles_execute_no_programs() {
     };
     assert_eq!(files(false), Ok(()));
     assert_eq!(files(true), Err(rustix::io::Errno::PERM));
-    assert_eq!(asked(false), Err(rustix::io::Errno::NOTTY));
-    assert_eq!(asked(true), Err(rustix::io::Errno::PERM));
+    assert_eq!(opened(false), Err(rustix::io::Errno::NOTTY));
+    assert_eq!(opened(true), Err(rustix::io::Errno::PERM));
     assert!(!Role::Control.is_confined(false), "it starts workers");
 }
 

@@ -88,23 +88,23 @@ impl<D: Device, L: Line> Heap<D, L> {
     }
 
     fn wants(&self) {
-        self.line.say(ToDaemon::Wants {}, None);
+        self.line.send(ToDaemon::Wants {}, None);
     }
 
     /// Sends a request and waits for the answer while there is a daemon: memory is granted in the
     /// program's turn.
-    fn ask(&self, number: ChunkNumber, question: ToDaemon) -> Answer {
+    fn request(&self, number: ChunkNumber, question: ToDaemon) -> Answer {
         lock(&self.answers).insert(number, None);
-        if !self.line.say(question, None) {
+        if !self.line.send(question, None) {
             lock(&self.answers).remove(&number);
-            return Answer::Nobody;
+            return Answer::NoDaemon;
         }
         let mut answers = lock(&self.answers);
         loop {
             match answers.remove(&number) {
                 Some(Some(answer)) => return answer,
                 Some(None) => answers.insert(number, None),
-                None => return Answer::Nobody,
+                None => return Answer::NoDaemon,
             };
             answers = self
                 .answered
@@ -126,7 +126,7 @@ impl<D: Device, L: Line> Heap<D, L> {
 
     /// The daemon is gone: requests are not answered any more. Returns the bytes that were lost
     /// with it.
-    pub(crate) fn daemon_is_gone(&self) -> u64 {
+    pub(crate) fn daemon_disconnected(&self) -> u64 {
         self.gate.give_up();
         let lost_bytes = {
             let state = lock(&self.state);
@@ -135,7 +135,7 @@ impl<D: Device, L: Line> Heap<D, L> {
         };
         let mut answers = lock(&self.answers);
         for slot in answers.values_mut().filter(|slot| slot.is_none()) {
-            *slot = Some(Answer::Nobody);
+            *slot = Some(Answer::NoDaemon);
         }
         self.answered.notify_all();
         lost_bytes
@@ -144,7 +144,7 @@ impl<D: Device, L: Line> Heap<D, L> {
     /// Free and total bytes as the daemon reports them; None without a daemon.
     pub(crate) fn info(&self) -> Option<(u64, u64)> {
         let question = lock(&self.state).number();
-        match self.ask(question, ToDaemon::Info { question }) {
+        match self.request(question, ToDaemon::Info { question }) {
             Answer::Memory(free, total) => Some((free, total)),
             _ => None,
         }
@@ -157,20 +157,20 @@ impl<D: Device, L: Line> Heap<D, L> {
             chunk: number,
             bytes,
         };
-        let (handle, made_here) = match self.ask(number, question) {
+        let (handle, made_here) = match self.request(number, question) {
             Answer::Denied => return Err(OUT_OF_MEMORY),
-            Answer::Came(fd) => (self.device.import(fd), false),
+            Answer::Restored(fd) => (self.device.import(fd), false),
             _ => (self.device.create(bytes, &prop), true),
         };
         let handle = handle.inspect_err(|_| {
-            self.line.say(ToDaemon::Spared { chunk: number }, None);
+            self.line.send(ToDaemon::Spared { chunk: number }, None);
         })?;
         let chunk = Chunk {
             bytes,
             prop,
             handle: Some(handle),
             made_here,
-            told: false,
+            known_to_daemon: false,
             pin: None,
             purpose: Use::Part,
             mappings: Vec::new(),
@@ -183,7 +183,7 @@ impl<D: Device, L: Line> Heap<D, L> {
         if let Some(handle) = chunk.handle {
             let _ = self.device.release(handle);
         }
-        self.line.say(ToDaemon::Spared { chunk: number }, None);
+        self.line.send(ToDaemon::Spared { chunk: number }, None);
     }
 
     /// Makes memory for the allocator itself: consecutive chunks. Returns their address and
@@ -232,27 +232,27 @@ impl<D: Device, L: Line> Heap<D, L> {
 
     /// Adds a chunk and reports it to the daemon.
     fn insert(&self, state: &mut State, number: ChunkNumber, mut chunk: Chunk) {
-        self.tell(state, number, &mut chunk);
+        self.report_chunk(state, number, &mut chunk);
         state.chunks.insert(number, chunk);
     }
 
-    fn tell(&self, state: &mut State, number: ChunkNumber, chunk: &mut Chunk) {
+    fn report_chunk(&self, state: &mut State, number: ChunkNumber, chunk: &mut Chunk) {
         if chunk.pin.is_some() {
             return;
         }
         let Some(handle) = chunk.handle.filter(|_| self.line.is_up()) else {
             return;
         };
-        if state.chunks.len() >= CHUNKS_MAX && !chunk.told {
-            self.line.say(ToDaemon::Spared { chunk: number }, None);
+        if state.chunks.len() >= CHUNKS_MAX && !chunk.known_to_daemon {
+            self.line.send(ToDaemon::Spared { chunk: number }, None);
             self.pin(state, chunk, Pin::TooMany);
             return;
         }
         let bytes = chunk.bytes;
         if !chunk.made_here {
             // The daemon made it, and has a handle.
-            let chunk_came = ToDaemon::Restored { chunk: number };
-            chunk.told = self.line.say(chunk_came, None);
+            let restored = ToDaemon::Restored { chunk: number };
+            chunk.known_to_daemon = self.line.send(restored, None);
             return;
         }
         match self.device.export(handle) {
@@ -261,10 +261,10 @@ impl<D: Device, L: Line> Heap<D, L> {
                     chunk: number,
                     bytes,
                 };
-                chunk.told = self.line.say(made, Some(fd));
+                chunk.known_to_daemon = self.line.send(made, Some(fd));
             }
             Err(_) => {
-                self.line.say(ToDaemon::Spared { chunk: number }, None);
+                self.line.send(ToDaemon::Spared { chunk: number }, None);
                 self.pin(state, chunk, Pin::Shared);
             }
         }
@@ -286,7 +286,7 @@ impl<D: Device, L: Line> Heap<D, L> {
             sum.saturating_sub(bytes)
         };
         let bytes = *sum;
-        self.line.say(ToDaemon::Pinned { reason, bytes }, None);
+        self.line.send(ToDaemon::Pinned { reason, bytes }, None);
     }
 
     /// Counts memory that the driver allocated by itself, or freed.
@@ -408,8 +408,8 @@ impl<D: Device, L: Line> Heap<D, L> {
         if let Some(reason) = chunk.pin {
             self.count_pinned(state, reason, chunk.bytes, false);
         }
-        if chunk.told {
-            self.line.say(ToDaemon::Freed { chunk: number }, None);
+        if chunk.known_to_daemon {
+            self.line.send(ToDaemon::Freed { chunk: number }, None);
         }
     }
 
@@ -419,9 +419,9 @@ impl<D: Device, L: Line> Heap<D, L> {
         let state = &mut *state;
         for (number, chunk) in std::mem::take(&mut state.chunks) {
             let mut chunk = chunk;
-            if chunk.told && chunk.pin.is_none() {
-                self.line.say(ToDaemon::Kept { chunk: number }, None);
-                chunk.told = false;
+            if chunk.known_to_daemon && chunk.pin.is_none() {
+                self.line.send(ToDaemon::Kept { chunk: number }, None);
+                chunk.known_to_daemon = false;
                 self.pin(state, &mut chunk, Pin::Ending);
             }
             state.chunks.insert(number, chunk);
@@ -429,7 +429,7 @@ impl<D: Device, L: Line> Heap<D, L> {
     }
 
     /// The context is gone, with all that was allocated in it.
-    pub(crate) fn context_is_gone(&self) {
+    pub(crate) fn context_destroyed(&self) {
         let mut state = lock(&self.state);
         for (address, whole) in std::mem::take(&mut state.whole) {
             for number in whole.numbers {

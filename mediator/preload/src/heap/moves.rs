@@ -28,8 +28,8 @@ impl<D: Device, L: Line> Heap<D, L> {
                 self.report(chunk, done, ToDaemon::Released { chunk })
             }
             (ToLibrary::Restore { chunk }, Some(fd)) => {
-                let came = self.answer(chunk, Answer::Came(fd));
-                let Err(Answer::Came(fd)) = came else {
+                let restored = self.answer(chunk, Answer::Restored(fd));
+                let Err(Answer::Restored(fd)) = restored else {
                     return true;
                 };
                 let done = self.restore(chunk, fd);
@@ -41,7 +41,7 @@ impl<D: Device, L: Line> Heap<D, L> {
 
     fn report(&self, chunk: ChunkNumber, done: Outcome<()>, word: ToDaemon) -> bool {
         let failed = |result| ToDaemon::Failed { chunk, result };
-        self.line.say(done.map_or_else(failed, |()| word), None)
+        self.line.send(done.map_or_else(failed, |()| word), None)
     }
 
     /// Unmaps and releases a chunk. If unmapping fails, it stays as it was. Error zero: there is no
@@ -53,7 +53,7 @@ impl<D: Device, L: Line> Heap<D, L> {
             return Err(0);
         };
         if self.gate.leaves() {
-            self.line.say(ToDaemon::Wants {}, None);
+            self.line.send(ToDaemon::Wants {}, None);
         }
         for at in 0..chunk.mappings.len() {
             let unmapped = self.device.unmap(chunk.mappings[at].address, chunk.bytes);
@@ -116,9 +116,9 @@ impl<D: Device, L: Line> Heap<D, L> {
             let Some(mut chunk) = state.chunks.remove(&number) else {
                 continue;
             };
-            chunk.told = false;
+            chunk.known_to_daemon = false;
             if chunk.made_here {
-                self.tell(&mut state, number, &mut chunk);
+                self.report_chunk(&mut state, number, &mut chunk);
             } else if chunk.handle.is_some() {
                 self.pin(&mut state, &mut chunk, Pin::Orphaned);
             }
@@ -127,7 +127,7 @@ impl<D: Device, L: Line> Heap<D, L> {
         for reason in Pin::ALL {
             let bytes = state.pinned_bytes[reason as usize];
             if bytes > 0 {
-                self.line.say(ToDaemon::Pinned { reason, bytes }, None);
+                self.line.send(ToDaemon::Pinned { reason, bytes }, None);
             }
         }
     }

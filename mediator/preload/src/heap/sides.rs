@@ -27,18 +27,18 @@ pub(crate) trait Device {
 pub(crate) trait Line {
     fn is_up(&self) -> bool;
     /// Sends a message. False if there is no daemon.
-    fn say(&self, message: ToDaemon, fd: Option<OwnedFd>) -> bool;
+    fn send(&self, message: ToDaemon, fd: Option<OwnedFd>) -> bool;
 }
 
 /// Answer of the daemon to a request.
 #[derive(Debug)]
 pub(crate) enum Answer {
     /// There is no daemon.
-    Nobody,
+    NoDaemon,
     Granted,
     Denied,
     /// The chunk itself.
-    Came(OwnedFd),
+    Restored(OwnedFd),
     /// Free and total bytes.
     Memory(u64, u64),
 }

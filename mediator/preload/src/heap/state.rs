@@ -37,7 +37,7 @@ pub(super) struct Chunk {
     /// Made in this process: the driver exports no other handles.
     pub(super) made_here: bool,
     /// The daemon knows it.
-    pub(super) told: bool,
+    pub(super) known_to_daemon: bool,
     /// Why it does not move, if it does not.
     pub(super) pin: Option<Pin>,
     pub(super) purpose: Use,

@@ -33,7 +33,7 @@ fn announced(heap: &Heap<FakeDriver, FakeLine>, line: &FakeLine) -> Vec<ChunkNum
 }
 
 #[test]
-fn a_chunk_goes_and_comes_back_where_it_was() {
+fn a_chunk_is_restored_at_its_address() {
     let (heap, driver, line) = heap();
     let address = heap.alloc(5 << 20, PROP).unwrap();
     let chunks = announced(&heap, &line);
@@ -84,15 +84,15 @@ fn a_large_allocation_is_several_chunks_at_one_address() {
 }
 
 #[test]
-fn what_is_freed_while_it_is_away_is_gone() {
+fn memory_freed_while_away_is_not_restored() {
     let (heap, driver, line) = heap();
     let address = heap.alloc(2 << 20, PROP).unwrap();
     let chunk = announced(&heap, &line)[0];
     heap.obey(ToLibrary::Release { chunk }, None);
     assert!(heap.free(address));
-    let said = line.take();
+    let sent = line.take();
     assert_eq!(
-        said,
+        sent,
         [ToDaemon::Released { chunk }, ToDaemon::Freed { chunk }]
     );
     heap.obey(ToLibrary::Restore { chunk }, Some(null()));
@@ -107,7 +107,7 @@ fn daemon_may_grant_deny_or_supply_an_allocation() {
     let heap = &heap;
     let answered = |answer: fn(ChunkNumber) -> (ToLibrary, Option<OwnedFd>)| {
         thread::scope(|scope| {
-            let asking = scope.spawn(|| heap.alloc(3 << 20, PROP));
+            let allocating = scope.spawn(|| heap.alloc(3 << 20, PROP));
             let chunk = loop {
                 if let Some(ToDaemon::Ask { chunk, bytes }) = line.take().first() {
                     assert_eq!(*bytes, 4 << 20);
@@ -117,7 +117,7 @@ fn daemon_may_grant_deny_or_supply_an_allocation() {
             };
             let (message, fd) = answer(chunk);
             assert!(heap.obey(message, fd));
-            asking.join().unwrap()
+            allocating.join().unwrap()
         })
     };
     let reason = Denial::Limit;
@@ -133,14 +133,14 @@ fn daemon_may_grant_deny_or_supply_an_allocation() {
     assert_eq!(denied, Err(OUT_OF_MEMORY), "{reason:?}");
     let granted = answered(|chunk| (ToLibrary::Granted { chunk }, None)).unwrap();
     assert!(matches!(line.take()[..], [ToDaemon::Made { .. }]));
-    let came = answered(|chunk| (ToLibrary::Restore { chunk }, Some(null()))).unwrap();
+    let restored = answered(|chunk| (ToLibrary::Restore { chunk }, Some(null()))).unwrap();
     assert!(matches!(line.take()[..], [ToDaemon::Restored { .. }]));
     driver.books().room = Some(0);
     let full = answered(|chunk| (ToLibrary::Granted { chunk }, None));
     assert_eq!(full, Err(OUT_OF_MEMORY));
     assert!(matches!(line.take()[..], [ToDaemon::Spared { .. }]));
     line.up.store(false, Ordering::Relaxed);
-    assert!(heap.free(granted) && heap.free(came));
+    assert!(heap.free(granted) && heap.free(restored));
     assert!(driver.is_empty());
 }
 
@@ -149,18 +149,18 @@ fn allocation_does_not_wait_for_a_lost_daemon() {
     let (heap, _, line) = heap();
     line.up.store(true, Ordering::Relaxed);
     thread::scope(|scope| {
-        let asking = scope.spawn(|| heap.alloc(3 << 20, PROP));
+        let allocating = scope.spawn(|| heap.alloc(3 << 20, PROP));
         while !matches!(line.take().first(), Some(ToDaemon::Ask { .. })) {
             thread::yield_now();
         }
         line.up.store(false, Ordering::Relaxed);
-        heap.daemon_is_gone();
-        assert!(asking.join().unwrap().is_ok());
+        heap.daemon_disconnected();
+        assert!(allocating.join().unwrap().is_ok());
     });
 }
 
 #[test]
-fn what_a_gone_daemon_had_moved_is_pinned_and_what_it_kept_is_away() {
+fn chunks_moved_by_an_ended_daemon_are_pinned_and_kept_chunks_are_away() {
     let (heap, driver, line) = heap();
     let moved = heap.alloc(2 << 20, PROP).unwrap();
     let kept = heap.alloc(4 << 20, PROP).unwrap();
@@ -240,7 +240,7 @@ fn a_context_takes_its_memory_along() {
     for bytes in [100, 1 << 20, 9 << 20] {
         heap.alloc(bytes, PROP).unwrap();
     }
-    heap.context_is_gone();
+    heap.context_destroyed();
     assert!(driver.is_empty());
     assert_eq!(heap.range(1 << 40), None);
     assert!(heap.alloc(100, PROP).is_ok());
@@ -267,7 +267,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #[test]
-    fn addresses_stay_and_nothing_leaks(steps in prop::collection::vec(step(), 1..120)) {
+    fn addresses_do_not_change_and_nothing_leaks(steps in prop::collection::vec(step(), 1..120)) {
         let (heap, driver, line) = heap();
         let mut held: BTreeMap<u64, u64> = BTreeMap::new();
         let mut away: BTreeSet<ChunkNumber> = BTreeSet::new();
@@ -278,11 +278,11 @@ proptest! {
         thread::scope(|scope| {
             // A daemon that grants everything.
             let (seen, granting, ended) = (&seen, &heap, stop.clone());
-            let said = line.clone();
+            let sent = line.clone();
             scope.spawn(move || {
                 while ended.load(Ordering::Relaxed) == 0 {
                     let mut seen = seen.lock().unwrap();
-                    for message in said.take() {
+                    for message in sent.take() {
                         match message {
                             ToDaemon::Ask { chunk, .. } => {
                                 assert!(granting.obey(ToLibrary::Granted { chunk }, None));
@@ -359,10 +359,10 @@ fn each_restored_extent_is_reported_before_the_next_is_requested() {
     let bytes = 2 * EXTENT_BYTES;
     thread::scope(|scope| {
         let allocating = scope.spawn(|| heap.alloc(bytes, PROP));
-        let mut said = Vec::new();
+        let mut sent = Vec::new();
         let mut until = |what: ToDaemon| {
-            while !said.contains(&what) {
-                said.extend(line.take());
+            while !sent.contains(&what) {
+                sent.extend(line.take());
                 thread::yield_now();
             }
         };
@@ -379,7 +379,7 @@ fn each_restored_extent_is_reported_before_the_next_is_requested() {
         until(ToDaemon::Kept { chunk: 2 });
         let (reason, bytes) = (Pin::Ending, 0);
         until(ToDaemon::Pinned { reason, bytes });
-        assert!(!said.contains(&ToDaemon::Freed { chunk: 1 }));
+        assert!(!sent.contains(&ToDaemon::Freed { chunk: 1 }));
     });
     assert!(driver.is_empty());
 }

@@ -54,8 +54,8 @@ impl<D: Device, L: Line> Heap<D, L> {
         let mut chunk = state.chunks.remove(&number).ok_or(INVALID_VALUE)?;
         let inner = chunk.handle;
         if inner.is_some() {
-            if std::mem::take(&mut chunk.told) {
-                self.line.say(ToDaemon::Kept { chunk: number }, None);
+            if std::mem::take(&mut chunk.known_to_daemon) {
+                self.line.send(ToDaemon::Kept { chunk: number }, None);
             }
             self.pin(&mut state, &mut chunk, reason);
         }

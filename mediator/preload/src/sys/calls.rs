@@ -205,7 +205,7 @@ pub(super) unsafe extern "C" fn cuIpcGetMemHandle(handle: *mut c_void, address: 
     if let Some(tenant) = known()
         && tenant.heap.range(address).is_some()
     {
-        tenant.say_once(
+        tenant.print_once(
             0,
             "cuIpcGetMemHandle is refused: memory that moves has no such handle (run without movable memory)",
         );

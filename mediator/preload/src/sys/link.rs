@@ -289,15 +289,15 @@ impl Line for &Link {
         self.fd.load(Ordering::Acquire) >= 0
     }
 
-    fn say(&self, message: ToDaemon, fd: Option<OwnedFd>) -> bool {
+    fn send(&self, message: ToDaemon, fd: Option<OwnedFd>) -> bool {
         let _sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(socket) = self.open() else {
             return false;
         };
-        let said = send(socket, &message.encode(), fd.as_ref());
-        if !said {
+        let sent = send(socket, &message.encode(), fd.as_ref());
+        if !sent {
             self.end();
         }
-        said
+        sent
     }
 }

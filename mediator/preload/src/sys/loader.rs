@@ -54,7 +54,7 @@ pub(super) fn find(library: *mut c_void, name: &str) -> *mut c_void {
 /// # Safety
 /// `name` is a C string.
 #[cfg_attr(test, allow(dead_code))]
-unsafe extern "C" fn look(library: *mut c_void, name: *const c_char) -> *mut c_void {
+unsafe extern "C" fn resolve(library: *mut c_void, name: *const c_char) -> *mut c_void {
     let real = real();
     if real.is_null() || name.is_null() || !tenant::is_on() {
         return ptr::null_mut();
@@ -91,7 +91,7 @@ unsafe extern "C" fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_
         "push rdi",
         "push rsi",
         "sub rsp, 8",
-        "call {look}",
+        "call {resolve}",
         "add rsp, 8",
         "pop rsi",
         "pop rdi",
@@ -103,7 +103,7 @@ unsafe extern "C" fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_
         "jmp rax",
         "2:",
         "ret",
-        look = sym look,
+        resolve = sym resolve,
         real = sym REAL,
     )
 }

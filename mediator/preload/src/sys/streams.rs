@@ -308,7 +308,7 @@ pub(super) unsafe extern "C" fn cuMemPoolSetAttribute(
 }
 
 /// Counts a capture that has begun.
-fn begun(result: u32) -> u32 {
+fn count_capture(result: u32) -> u32 {
     if let (Some(tenant), SUCCESS) = (here(), result) {
         tenant.captures.fetch_add(1, Ordering::Relaxed);
     }
@@ -318,13 +318,13 @@ fn begun(result: u32) -> u32 {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn cuStreamBeginCapture_v2(stream: usize, mode: c_int) -> u32 {
     // SAFETY: the caller's own call.
-    begun(unsafe { call::begin_capture(stream, mode) })
+    count_capture(unsafe { call::begin_capture(stream, mode) })
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn cuStreamBeginCapture_v2_ptsz(stream: usize, mode: c_int) -> u32 {
     // SAFETY: the caller's own call.
-    begun(unsafe { call::begin_capture(own(stream), mode) })
+    count_capture(unsafe { call::begin_capture(own(stream), mode) })
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -337,7 +337,7 @@ pub(super) unsafe extern "C" fn cuStreamBeginCaptureToGraph(
     mode: c_int,
 ) -> u32 {
     // SAFETY: the caller's own call.
-    begun(unsafe { call::begin_capture_to(stream, graph, nodes, edges, count, mode) })
+    count_capture(unsafe { call::begin_capture_to(stream, graph, nodes, edges, count, mode) })
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]

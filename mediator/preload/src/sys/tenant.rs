@@ -40,7 +40,7 @@ pub(super) struct Tenant {
     /// Captures in progress.
     pub(super) captures: AtomicUsize,
     /// Kinds of refusal that were reported.
-    pub(super) said: AtomicU64,
+    pub(super) printed: AtomicU64,
     process: u32,
 }
 
@@ -103,7 +103,7 @@ fn begin(link: &'static Link, context: usize) {
         device,
         natives: Mutex::default(),
         captures: AtomicUsize::new(0),
-        said: AtomicU64::new(0),
+        printed: AtomicU64::new(0),
         process: std::process::id(),
     };
     let mut first = false;
@@ -171,7 +171,7 @@ fn obey(tenant: &'static Tenant, link: &'static Link, context: usize) {
                 continue;
             }
         }
-        let lost_bytes = tenant.heap.daemon_is_gone();
+        let lost_bytes = tenant.heap.daemon_disconnected();
         if lost_bytes > 0 {
             end(lost_bytes);
         }
@@ -207,7 +207,7 @@ impl Tenant {
         let ends = context == Some(ours) || device == Some(self.device);
         if ends && self.context.swap(0, Ordering::Relaxed) != 0 {
             *lock(&self.streams) = Ordered::default();
-            self.heap.context_is_gone();
+            self.heap.context_destroyed();
         }
     }
 
@@ -226,9 +226,9 @@ impl Tenant {
     }
 
     /// Prints a message on the program's standard error, once per kind.
-    pub(super) fn say_once(&self, kind: u32, text: &str) {
+    pub(super) fn print_once(&self, kind: u32, text: &str) {
         let bit = 1 << kind;
-        if self.said.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+        if self.printed.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
             eprintln!("turnstile: {text}");
         }
     }

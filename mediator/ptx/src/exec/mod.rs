@@ -260,7 +260,7 @@ pub fn run_block<M: DeviceMemory, T: Timer>(
     // CAST: checked against the 32-bit limit.
     let shared_bytes = (entry.static_shared_bytes + launch.dynamic_shared_bytes) as usize;
     let paused = scratch.paused.take();
-    let begun = match paused.filter(|paused| paused.index == block_index) {
+    let resumed = match paused.filter(|paused| paused.index == block_index) {
         Some(paused) => paused,
         None => {
             scratch.prepare(entry, launch.block, threads, shared_bytes);
@@ -277,10 +277,10 @@ pub fn run_block<M: DeviceMemory, T: Timer>(
         shared: &mut scratch.shared,
         local: &mut scratch.local,
         local_bytes: entry.local_bytes as usize,
-        barriers: begun.barriers,
-        outcome: begun.outcome,
-        executed: begun.executed,
-        unreported: begun.unreported,
+        barriers: resumed.barriers,
+        outcome: resumed.outcome,
+        executed: resumed.executed,
+        unreported: resumed.unreported,
     };
     let result = block.run(&mut scratch.warps, control);
     // Also of a block that failed: its time was used.

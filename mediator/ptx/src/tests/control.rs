@@ -324,7 +324,7 @@ fn nothing_is_left_for_the_next_block() {
     let dirty = load(&program(
         ".shared .b8 s[256]; .local .b8 l[64]; mov.u32 %r9, 0xdead; st.shared.u32 [s+16], %r9; st.local.u32 [l+16], %r9;",
     ));
-    let look = load(&program(
+    let reader = load(&program(
         ".shared .b8 s[256]; .local .b8 l[64]; ld.shared.u32 %r2, [s+16]; ld.local.u32 %r3, [l+16];\
          or.b32 %r9, %r9, %r2; or.b32 %r9, %r9, %r3; st.global.u32 [%rd1], %r9;",
     ));
@@ -338,7 +338,7 @@ fn nothing_is_left_for_the_next_block() {
         pause: &AtomicBool::new(false),
         budget: 1 << 20,
     };
-    for module in [&dirty, &look] {
+    for module in [&dirty, &reader] {
         let launch = Launch::new(module, 0, &params);
         run_block(&launch, [0; 3], &memory, &mut timer, &control, &mut scratch).unwrap();
     }

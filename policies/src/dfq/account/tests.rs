@@ -240,7 +240,7 @@ fn a_known_name_goes_on_with_its_time_and_its_pauses() {
 }
 
 #[test]
-fn of_tenants_with_one_name_the_larger_debt_stays() {
+fn of_tenants_with_one_name_the_larger_debt_is_kept() {
     for first in [A, B] {
         let mut account = account();
         add(&mut account, A, "one", Moment(0));

@@ -170,7 +170,7 @@ fn the_engine_is_left_idle_for_those_that_pause_behind_the_bound() {
 }
 
 #[test]
-fn a_reservation_stays_until_its_entities_arrive_or_leave() {
+fn a_reservation_lasts_until_its_entities_arrive_or_leave() {
     let mut level = Level::default();
     let begins = [(2_000, 100, Queued), (900, 100, PausesFirst)];
     updated(&mut level, &RULES, 0, true, &begins);

@@ -109,7 +109,7 @@ fn work_that_arrives_at_a_capped_account_waits() {
         .queue(A)
         .run(A)
         .at(300)
-        .rest(A)
+        .sleep(A)
         .idle();
     let decision = run.dfq.woke(B, run.now);
     assert_eq!(decision, Ok(Decision::Hold(HoldReason::Capped)));
@@ -123,7 +123,7 @@ fn a_capped_tenant_that_wakes_takes_part_when_its_quota_is_renewed() {
     let mut run = Run::new();
     run.add(A, 0, 100);
     run.dfq.set_cap(A, cap(100, 1_000)).unwrap();
-    run.queue(A).run(A).at(100).rest(A).idle().at(200);
+    run.queue(A).run(A).at(100).sleep(A).idle().at(200);
     let decision = run.dfq.woke(A, run.now);
     assert_eq!(decision, Ok(Decision::Hold(HoldReason::Capped)));
     assert!(!run.dfq.accounts[&AccountId(0)].present.contains(&A));

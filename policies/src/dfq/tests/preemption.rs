@@ -74,7 +74,7 @@ fn b_returns(account: u32, ran_us: u64, at_us: u64) -> Run {
     let mut run = Run::that_stops();
     run.add(A, 0, 100).add(B, account, 100);
     run.queue(A).queue(B).run(B).at(ran_us);
-    run.rest(B).run(A).at(at_us).queue(B);
+    run.sleep(B).run(A).at(at_us).queue(B);
     run
 }
 
@@ -102,7 +102,7 @@ fn an_arrival_counts_at_the_next_decision_only() {
 fn work_that_was_withdrawn_before_the_decision_stops_nothing() {
     let mut run = Run::that_stops();
     run.add(A, 0, 100).add(B, 1, 100).queue(A).queue(B);
-    run.run(B).at(160).rest(B).run(A).at(320).queue(B).rest(B);
+    run.run(B).at(160).sleep(B).run(A).at(320).queue(B).sleep(B);
     assert_eq!(run.held(), []);
 }
 
@@ -122,7 +122,7 @@ fn tenants_of_one_account_preempt_each_other_by_their_own_places() {
 fn a_place_is_no_reason_to_hold_where_kernels_can_be_stopped() {
     let mut run = Run::that_stops();
     run.add(A, 0, 100).add(B, 1, 100).queue(A).queue(B);
-    run.run(A).at(1_900).run(B).at(1_950).rest(B).idle();
+    run.run(A).at(1_900).run(B).at(1_950).sleep(B).idle();
     assert_eq!(run.held(), [], "A runs in B's pause");
 }
 
@@ -131,7 +131,7 @@ fn a_place_is_no_reason_to_hold_where_kernels_can_be_stopped() {
 fn paused_under(mut run: Run, accounts: [u32; 2], ahead_us: u64) -> u64 {
     run.add(A, accounts[0], 100).add(B, accounts[1], 100);
     run.queue(A).queue(B).run(A).at(ahead_us).run(B);
-    run.at(ahead_us + 50).rest(B).idle().run(A);
+    run.at(ahead_us + 50).sleep(B).idle().run(A);
     run.at(ahead_us + 550).held();
     match accounts {
         [0, 0] => run.tenant_at(B),
@@ -156,7 +156,7 @@ fn pauses_under_a_late_command_are_free_within_the_burst() {
         let mut run = Run::new();
         run.add(A, accounts[0], 100).add(B, accounts[1], 100);
         run.queue(A).queue(B).run(A).at(2_700).run(B).at(4_200);
-        run.rest(B).idle().run(A).at(4_400).held();
+        run.sleep(B).idle().run(A).at(4_400).held();
         assert_eq!(run.tenant_at(B), 1_500, "{accounts:?}");
         if accounts == [0, 1] {
             assert_eq!(run.account_at(1), 1_500);
@@ -170,14 +170,14 @@ fn the_engine_is_left_idle_for_tiny_pauses_only() {
     run.add(A, 0, 100).add(B, 1, 100).queue(A).queue(B).run(B);
     // One pause of 30 us: known to be tiny.
     run.at(10)
-        .rest(B)
+        .sleep(B)
         .at(40)
         .queue(B)
         .run(A)
         .at(1_900)
         .run(B)
         .at(1_950)
-        .rest(B)
+        .sleep(B)
         .idle();
     assert_eq!(run.held(), [A]);
     assert_eq!(run.decide_at(), Some(1_990));
@@ -249,10 +249,10 @@ fn a_tiny_pause_lapses_while_another_runs() {
         for (tenant, account) in [A, B, C].into_iter().zip(accounts) {
             run.add(tenant, account, 100).queue(tenant);
         }
-        run.run(B).at(10).rest(B).at(40).queue(B).run(A).at(1_900);
+        run.run(B).at(10).sleep(B).at(40).queue(B).run(A).at(1_900);
         run.run(B)
             .at(1_910)
-            .rest(B)
+            .sleep(B)
             .demand(C, Demand::Executes)
             .run(C);
         assert_eq!(run.held(), [A], "{accounts:?}");

@@ -108,7 +108,7 @@ fn woke_returns_whether_the_command_may_start() {
         .queue(B)
         .run(A)
         .at(3_000)
-        .rest(A)
+        .sleep(A)
         .run(B);
     assert_eq!(run.held(), [A], "its next command");
     let hold = Ok(Decision::Hold(HoldReason::Ahead));
@@ -149,7 +149,7 @@ fn names_used_in_turn_wait_for_the_others_of_their_account() {
     for name in ["a0", "a1"] {
         run.add_named(A, 0, 100, name).queue(A).run(A);
         let now = run.now.0 / 1_000;
-        run.at(now + 50_000).rest(A).idle();
+        run.at(now + 50_000).sleep(A).idle();
         run.dfq.remove(A, run.now).unwrap();
     }
     run.add_named(V, 0, 100, "v").queue(V).run(V).at(2_300_000);
@@ -158,7 +158,7 @@ fn names_used_in_turn_wait_for_the_others_of_their_account() {
     assert_eq!(run.held(), []);
     run.at(2_500_000);
     assert_eq!(run.held(), [A, B], "before its first command");
-    run.rest(A).idle();
+    run.sleep(A).idle();
     run.dfq.remove(A, run.now).unwrap();
     run.run(V).at(2_504_000).queue(B).at(2_504_100);
     assert_eq!((run.tenant_at(V), run.tenant_at(B)), (2_304_000, 2_500_000));

@@ -6,7 +6,7 @@ use super::*;
 fn b_pauses() -> Run {
     let mut run = Run::new();
     run.add(A, 0, 100).add(B, 1, 100).queue(A).queue(B);
-    run.run(A).at(500).run(B).at(700).rest(B).idle();
+    run.run(A).at(500).run(B).at(700).sleep(B).idle();
     run
 }
 
@@ -15,7 +15,7 @@ fn b_is_waited_for(accounts: [u32; 2]) -> Run {
     let mut run = Run::new();
     run.add(A, accounts[0], 100).add(B, accounts[1], 100);
     run.queue(A).queue(B).run(A).at(3_000).run(B);
-    run.at(3_100).rest(B).idle();
+    run.at(3_100).sleep(B).idle();
     run
 }
 
@@ -49,7 +49,7 @@ fn a_pause_under_a_command_counts_beyond_the_burst() {
 #[test]
 fn a_burst_is_what_ran_since_the_last_pause() {
     let mut run = b_pauses();
-    run.at(800).queue(B).at(900).rest(B);
+    run.at(800).queue(B).at(900).sleep(B);
     run.run(A).at(1_700).held();
     assert_eq!((run.account_at(1), run.tenant_at(B)), (1_000, 200));
 }
@@ -64,7 +64,7 @@ fn a_pause_counts_at_the_rate_of_all_that_wait() {
         .at(500)
         .run(B)
         .at(700)
-        .rest(B)
+        .sleep(B)
         .run(A)
         .at(1_600)
         .held();
@@ -79,7 +79,7 @@ fn a_pause_counts_at_the_rate_of_all_that_wait() {
 fn a_pause_counts_up_to_the_place_of_the_running_entity_only() {
     let mut run = Run::new();
     run.account(0, 1_000, None).add(A, 0, 100).add(B, 1, 10);
-    run.queue(A).queue(B).run(B).at(100).run(A).at(200).rest(B);
+    run.queue(A).queue(B).run(B).at(100).run(A).at(200).sleep(B);
     // A is at 10 us, B at 100 us: A is not ahead of B, so B's pause does not count.
     run.at(900).held();
     assert_eq!((run.account_at(0), run.account_at(1)), (80, 100));
@@ -89,7 +89,7 @@ fn a_pause_counts_up_to_the_place_of_the_running_entity_only() {
 fn a_pause_under_a_command_of_a_tenant_within_the_burst_is_free() {
     let mut run = Run::new();
     run.add(A, 0, 100).add(B, 1, 100).queue(A).queue(B);
-    run.run(B).at(800).rest(B).run(A).at(1_700).held();
+    run.run(B).at(800).sleep(B).run(A).at(1_700).held();
     assert_eq!((run.account_at(0), run.account_at(1)), (900, 800));
 }
 
@@ -101,7 +101,7 @@ fn pauses_of_tenants_of_one_account_count_like_those_of_accounts() {
         .at(500)
         .run(B)
         .at(700)
-        .rest(B)
+        .sleep(B)
         .run(A)
         .at(1_600)
         .held();
@@ -119,7 +119,7 @@ fn reserved_time_counts_beyond_the_burst() {
     assert_eq!((run.account_at(0), run.account_at(1)), (3_000, 400));
     run.queue(B);
     assert_eq!(run.held(), [A], "B goes first");
-    run.run(B).at(6_100).rest(B).idle();
+    run.run(B).at(6_100).sleep(B).idle();
     assert_eq!(run.account_at(1), 3_000);
     assert_eq!(run.held(), []);
 }
@@ -192,7 +192,13 @@ fn system_time_follows_the_least_and_never_decreases() {
     assert_eq!(run.account_at(1), 3_000, "nothing was saved up");
     run.at(4_000).held();
     assert_eq!(us(run.dfq.system), 3_000, "B is the least");
-    run.run(B).at(4_500).rest(B).rest(A).idle().at(6_000).held();
+    run.run(B)
+        .at(4_500)
+        .sleep(B)
+        .sleep(A)
+        .idle()
+        .at(6_000)
+        .held();
     assert_eq!(
         us(run.dfq.system),
         4_000,
@@ -203,7 +209,7 @@ fn system_time_follows_the_least_and_never_decreases() {
 #[test]
 fn while_no_account_takes_part_a_lag_ahead_is_forgiven() {
     let mut run = Run::new();
-    run.add(A, 0, 100).queue(A).run(A).at(2_000).rest(A).idle();
+    run.add(A, 0, 100).queue(A).run(A).at(2_000).sleep(A).idle();
     run.at(3_000).held();
     assert_eq!(us(run.dfq.system), 2_000, "A keeps its place until then");
     run.at(3_700).held();

@@ -53,7 +53,7 @@ fn a_new_name_is_owed_no_more_than_the_least_of_its_account_lately() {
 }
 
 #[test]
-fn of_tenants_with_one_name_the_least_owed_stays() {
+fn of_tenants_with_one_name_the_least_owed_is_kept() {
     let mut account = account_with(-5, Fraction::ONE);
     add(&mut account, B, "a", 1);
     leave(&mut account, A, 2);
@@ -138,7 +138,7 @@ fn usage_is_of_the_time_in_which_a_tenant_is_admitted() {
 }
 
 #[test]
-fn a_quota_stays_while_its_cap_is_the_same() {
+fn a_quota_is_kept_while_its_cap_is_the_same() {
     let cap = Cap::new(Nanos(20), Nanos(100)).ok();
     let mut node = Node::new(0, None);
     set_quota(&mut node, cap, Moment(0));

@@ -18,13 +18,13 @@ fn sums(worked: u64, resident: u64, others: u64) -> Sums {
 }
 
 /// The measurement of a turn of 20 ms with these halves.
-fn measured(first: Sums, second: Sums, rested: bool) -> Option<Alone> {
+fn measured(first: Sums, second: Sums, ended_idle: bool) -> Option<Alone> {
     let mut turns = Turns::default();
     turns.begin(A, ms(0), TURN);
     turns.add(ms(10), first);
     turns.half(ms(10));
     turns.add(ms(20), second);
-    turns.end(ms(20), rested);
+    turns.end(ms(20), ended_idle);
     let (holder, measured) = turns.measured(ms(20))?;
     assert_eq!(holder, A);
     measured
@@ -43,10 +43,10 @@ fn the_second_half_measures_what_the_holder_works_alone() {
 }
 
 #[test]
-fn a_holder_that_rested_is_measured_over_the_whole_turn() {
+fn a_holder_that_became_idle_is_measured_over_the_whole_turn() {
     let whole = Fraction::ratio(5_000, 19_500);
-    let rested = measured(sums(5, 5, 0), sums(0, 0, 0), true);
-    assert_eq!(rested, Some(Alone::Works(whole)));
+    let ended_idle = measured(sums(5, 5, 0), sums(0, 0, 0), true);
+    assert_eq!(ended_idle, Some(Alone::Works(whole)));
     let mut turns = Turns::default();
     turns.begin(A, ms(0), TURN);
     turns.end(ms(1), true);

@@ -108,7 +108,7 @@ pub(super) enum Event {
     Copied(usize),
     /// The host of this group has left or returned.
     Connection(usize),
-    Look,
+    Poll,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -122,9 +122,9 @@ enum State {
 }
 
 /// The poller of the engine.
-pub(crate) trait Looks {
+pub(crate) trait Poller {
     /// Polls, and returns the time to the next poll.
-    fn look(&mut self, sim: &mut Sim) -> Ns;
+    fn poll(&mut self, sim: &mut Sim) -> Ns;
 
     /// A program has disconnected, or connected again.
     fn connect(&mut self, _sim: &mut Sim, _index: usize) {}
@@ -133,8 +133,8 @@ pub(crate) trait Looks {
 /// No mediator: the hardware alone.
 pub(crate) struct Native;
 
-impl Looks for Native {
-    fn look(&mut self, _: &mut Sim) -> Ns {
+impl Poller for Native {
+    fn poll(&mut self, _: &mut Sim) -> Ns {
         NEVER
     }
 }
@@ -152,7 +152,7 @@ pub(crate) struct Sim {
     until: Ns,
     slice_end: Ns,
     pub(super) random: Random,
-    pub(crate) looks: u64,
+    pub(crate) polls: u64,
 }
 
 impl Sim {
@@ -168,12 +168,12 @@ impl Sim {
             until: NEVER,
             slice_end: 0,
             random: Random::new(seed),
-            looks: 0,
+            polls: 0,
         };
         for (index, program) in programs.iter().enumerate() {
             sim.push(program.start + index as Ns * 137 * US, Event::Host(index));
         }
-        sim.push(0, Event::Look);
+        sim.push(0, Event::Poll);
         sim
     }
 
@@ -183,7 +183,7 @@ impl Sim {
     }
 
     /// Runs the model up to `until`.
-    pub(crate) fn run(&mut self, until: Ns, looks: &mut dyn Looks) {
+    pub(crate) fn run(&mut self, until: Ns, poller: &mut dyn Poller) {
         while let Some(Reverse((at, sequence, event))) = self.events.pop() {
             if at > until {
                 self.events.push(Reverse((at, sequence, event)));
@@ -198,11 +198,11 @@ impl Sim {
                 Event::Host(index) => self.run_host(index),
                 Event::Engine(_) => self.end_state(),
                 Event::Copied(index) => self.end_copy(index),
-                Event::Connection(index) => looks.connect(self, index),
-                Event::Look => {
-                    self.looks += 1;
-                    let next = looks.look(self);
-                    self.push(at + next, Event::Look);
+                Event::Connection(index) => poller.connect(self, index),
+                Event::Poll => {
+                    self.polls += 1;
+                    let next = poller.poll(self);
+                    self.push(at + next, Event::Poll);
                 }
             }
         }

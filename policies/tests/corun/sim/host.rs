@@ -19,7 +19,7 @@ pub(crate) struct Host {
     pace: f64,
     dues: Ns,
     blocked: bool,
-    step_begun: Ns,
+    step_start: Ns,
     pub(crate) steps: u64,
     pub(crate) latencies: Vec<Ns>,
     pub(crate) connected: bool,
@@ -42,7 +42,7 @@ impl Host {
             pace: 1.0,
             dues: 0,
             blocked: false,
-            step_begun: 0,
+            step_start: 0,
             steps: 0,
             latencies: Vec::new(),
             connected: true,
@@ -106,7 +106,7 @@ impl Sim {
                 Op::Due(period) => {
                     host.dues += 1;
                     let due = host.program.start + host.dues * period;
-                    host.step_begun = due;
+                    host.step_start = due;
                     if due > now {
                         self.begin_step(index);
                         self.push(due, Event::Host(index));
@@ -123,13 +123,13 @@ impl Sim {
                     host.connected = true;
                     host.returns += 1;
                     host.names += u64::from(new_name);
-                    host.step_begun = now;
+                    host.step_start = now;
                     self.push(now, Event::Connection(index));
                 }
                 Op::Done => {
                     host.steps += 1;
-                    host.latencies.push(now - host.step_begun);
-                    host.step_begun = now;
+                    host.latencies.push(now - host.step_start);
+                    host.step_start = now;
                     self.begin_step(index);
                 }
             }

@@ -1,6 +1,6 @@
 //! Drives the rule: reads the model at each poll, and sets holds and slices.
 
-use super::engine::Looks;
+use super::engine::Poller;
 use super::{NEVER, Ns, Program, Random, Sim};
 use std::collections::VecDeque;
 use turnstile_accounting::{AccountId, Moment, Nanos, Reading, Seen, TenantId};
@@ -69,14 +69,14 @@ pub(crate) struct Mediator {
     next_tenant: u32,
     in_own_turn: bool,
     /// Readings of tenants that left since the last poll.
-    of_gone: Vec<Reading>,
+    of_removed: Vec<Reading>,
     /// Readings that are not delivered yet.
     readings: VecDeque<(Ns, Vec<Reading>)>,
     random: Random,
     /// Polls, and what each group worked since the one before, as read.
     pub(crate) used: Vec<(Ns, Vec<Ns>)>,
     pub(crate) longest_interval: Ns,
-    looked_at: Ns,
+    polled_at: Ns,
 }
 
 fn cap((fraction, period): (f64, Ns)) -> Cap {
@@ -115,12 +115,12 @@ impl Mediator {
             known,
             next_tenant: 1,
             in_own_turn: false,
-            of_gone: Vec::new(),
+            of_removed: Vec::new(),
             readings: VecDeque::new(),
             random: Random::new(77),
             used: Vec::new(),
             longest_interval: 0,
-            looked_at: 0,
+            polled_at: 0,
         }
     }
 
@@ -164,7 +164,7 @@ impl Mediator {
 
     fn remove(&mut self, sim: &Sim, index: usize) {
         let reading = self.read(sim, index, self.in_own_turn);
-        self.of_gone.push(reading);
+        self.of_removed.push(reading);
         let known = &mut self.known[index];
         known.connected = false;
         let now = Moment(sim.now as u64);
@@ -177,7 +177,7 @@ impl Mediator {
         let silent = self.sources.silent;
         let silent = silent.filter(|(from, to, _)| (from + 1..=*to).contains(&sim.now));
         let noise = if exact { 0.0 } else { self.sources.noise };
-        let bias = self.sources.bias.filter(|(whose, _)| *whose == index);
+        let bias = self.sources.bias.filter(|(group, _)| *group == index);
         let factor = (1.0 + noise * self.random.normal()) * bias.map_or(1.0, |(_, bias)| bias);
         let worked = ((group.worked - known.worked) as f64 * factor) as u64;
         let resident = (group.resident - known.resident) as u64;
@@ -200,7 +200,7 @@ impl Mediator {
         let groups = self.known.iter().zip(&sim.groups);
         let resident = groups.filter(|(known, group)| group.resident > known.resident);
         let exact = self.in_own_turn || resident.count() < 2;
-        let mut readings = std::mem::take(&mut self.of_gone);
+        let mut readings = std::mem::take(&mut self.of_removed);
         readings.extend((0..self.known.len()).filter_map(|index| {
             let connected = self.known[index].connected;
             let reading = self.read(sim, index, exact);
@@ -228,8 +228,8 @@ impl Mediator {
     }
 }
 
-impl Looks for Mediator {
-    fn look(&mut self, sim: &mut Sim) -> Ns {
+impl Poller for Mediator {
+    fn poll(&mut self, sim: &mut Sim) -> Ns {
         if self.next_tenant == 1 {
             (0..self.known.len()).for_each(|index| self.add(sim, index));
         }
@@ -269,8 +269,8 @@ impl Looks for Mediator {
             .iter()
             .filter_map(|known| self.rule.standing(known.tenant));
         self.in_own_turn = standings.into_iter().any(|standing| standing.own_turn);
-        self.longest_interval = self.longest_interval.max(sim.now - self.looked_at);
-        self.looked_at = sim.now;
+        self.longest_interval = self.longest_interval.max(sim.now - self.polled_at);
+        self.polled_at = sim.now;
         (self.rule.next_look().0 as Ns - sim.now).min(NEVER)
     }
 

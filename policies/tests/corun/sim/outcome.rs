@@ -1,6 +1,6 @@
 //! Measurements of a run: progress against running alone, worst windows, latencies.
 
-use super::engine::{BIN, Looks, Native};
+use super::engine::{BIN, Native, Poller};
 use super::{MS, Ns, Program, SEC, Sim, program};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ pub(crate) struct Outcome {
     pub(crate) worst_2s: Vec<f64>,
     pub(crate) longest_hold: Vec<Ns>,
     /// Of the whole run.
-    pub(crate) looks_per_s: f64,
+    pub(crate) polls_per_s: f64,
 }
 
 impl Outcome {
@@ -76,13 +76,13 @@ pub(crate) fn alone(name: &'static str) -> Alone {
 /// Runs the programs for `warm` and then `length`, and measures the latter.
 pub(crate) fn observe(
     programs: &[Program],
-    looks: &mut dyn Looks,
+    poller: &mut dyn Poller,
     warm: Ns,
     length: Ns,
     seed: u64,
 ) -> Outcome {
     let mut sim = Sim::new(programs, seed);
-    sim.run(warm, looks);
+    sim.run(warm, poller);
     let groups = sim.groups.iter();
     let before: Vec<_> = groups
         .map(|g| (g.host.steps, g.resident, g.worked))
@@ -91,9 +91,9 @@ pub(crate) fn observe(
         group.host.latencies.clear();
         group.longest_hold = 0;
     }
-    sim.run(warm + length, looks);
+    sim.run(warm + length, poller);
     let mut outcome = Outcome {
-        looks_per_s: sim.looks as f64 / (warm + length) as f64 * SEC as f64,
+        polls_per_s: sim.polls as f64 / (warm + length) as f64 * SEC as f64,
         ..Outcome::default()
     };
     for (index, (steps, resident, worked)) in before.into_iter().enumerate() {

@@ -52,8 +52,8 @@ pub fn play(seed: u64, small: bool) -> Result<Outcome, Violation> {
     let violation = |at: Moment, law| Violation { seed, at, law };
     let mut world = World::new(seed, small).map_err(|law| violation(Moment(0), law))?;
     let mut played = || {
-        for (who, act) in script(seed) {
-            world.perform(who, act)?;
+        for (guest_index, act) in script(seed) {
+            world.perform(guest_index, act)?;
         }
         world.finish()
     };

@@ -111,7 +111,7 @@ impl Device for FakeDriver {
 /// The messages that were sent, and whether there is a daemon.
 #[derive(Clone, Debug, Default)]
 pub(super) struct FakeLine {
-    said: Arc<Mutex<Vec<ToDaemon>>>,
+    sent: Arc<Mutex<Vec<ToDaemon>>>,
     pub(super) up: Arc<AtomicBool>,
 }
 
@@ -119,11 +119,11 @@ impl Line for FakeLine {
     fn is_up(&self) -> bool {
         self.up.load(Ordering::Relaxed)
     }
-    fn say(&self, message: ToDaemon, fd: Option<OwnedFd>) -> bool {
+    fn send(&self, message: ToDaemon, fd: Option<OwnedFd>) -> bool {
         assert_eq!(usize::from(fd.is_some()), message.descriptors());
         let up = self.up.load(Ordering::Relaxed);
         if up {
-            self.said.lock().unwrap().push(message);
+            self.sent.lock().unwrap().push(message);
         }
         up
     }
@@ -131,6 +131,6 @@ impl Line for FakeLine {
 
 impl FakeLine {
     pub(super) fn take(&self) -> Vec<ToDaemon> {
-        std::mem::take(&mut *self.said.lock().unwrap())
+        std::mem::take(&mut *self.sent.lock().unwrap())
     }
 }

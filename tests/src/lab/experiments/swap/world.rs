@@ -195,8 +195,8 @@ impl World {
         Ok(())
     }
 
-    fn gate(&mut self, who: usize, closed: bool) {
-        let guest = &mut self.guests[who];
+    fn gate(&mut self, guest_index: usize, closed: bool) {
+        let guest = &mut self.guests[guest_index];
         guest.closed = closed;
         let id = guest.id;
         let there = |keeper: &MemoryKeeper| keeper.manager().may_run(id);
@@ -208,11 +208,11 @@ impl World {
     }
 
     /// Announces a command followed by a fence.
-    fn push(&mut self, who: usize, command: &Command) -> Result<(), BrokenLaw> {
-        if self.guests[who].fences - self.guests[who].seen >= 30 {
-            self.drain(who)?;
+    fn push(&mut self, guest_index: usize, command: &Command) -> Result<(), BrokenLaw> {
+        if self.guests[guest_index].fences - self.guests[guest_index].seen >= 30 {
+            self.drain(guest_index)?;
         }
-        let guest = &mut self.guests[who];
+        let guest = &mut self.guests[guest_index];
         guest.channel.push(command);
         guest.fences = guest.channel.push_fence(false);
         guest.channel.ring_watched(&self.gpu);
@@ -220,15 +220,15 @@ impl World {
     }
 
     /// Waits until a guest's commands have ended.
-    fn drain(&mut self, who: usize) -> Result<(), BrokenLaw> {
-        if self.guests[who].closed {
-            self.gate(who, false);
+    fn drain(&mut self, guest_index: usize) -> Result<(), BrokenLaw> {
+        if self.guests[guest_index].closed {
+            self.gate(guest_index, false);
         }
         let until = self.gpu.now() + PATIENCE;
-        while self.guests[who].seen < self.guests[who].fences {
+        while self.guests[guest_index].seen < self.guests[guest_index].fences {
             self.tick()?;
             if self.gpu.now() > until {
-                let id = self.guests[who].id;
+                let id = self.guests[guest_index].id;
                 return Err(broken(format!("{id} waits for ever")));
             }
         }
@@ -236,18 +236,24 @@ impl World {
     }
 
     /// Reads GPU memory through guest memory, and stores a hash of the content.
-    fn read(&mut self, who: usize, va: u64, bytes: u64, zero: bool) -> Result<(), BrokenLaw> {
-        let to = self.guests[who].staging;
+    fn read(
+        &mut self,
+        guest_index: usize,
+        va: u64,
+        bytes: u64,
+        zero: bool,
+    ) -> Result<(), BrokenLaw> {
+        let to = self.guests[guest_index].staging;
         let copy = Command::Copy {
             direction: CopyDirection::GpuToGuest,
             source: va,
             destination: to,
             bytes,
         };
-        self.push(who, &copy)?;
-        self.drain(who)?;
+        self.push(guest_index, &copy)?;
+        self.drain(guest_index)?;
         let mut found = vec![0; bytes as usize];
-        let guest = &self.guests[who];
+        let guest = &self.guests[guest_index];
         guest
             .vm
             .guest
@@ -264,36 +270,42 @@ impl World {
     }
 
     /// An address in an allocation, with at least `bytes` bytes after it.
-    fn place(&self, who: usize, nth: usize, offset: u64, bytes: u64) -> Option<u64> {
-        let owned = &self.guests[who].owned;
+    fn place(&self, guest_index: usize, nth: usize, offset: u64, bytes: u64) -> Option<u64> {
+        let owned = &self.guests[guest_index].owned;
         let (va, whole) = owned.get(nth.checked_rem(owned.len())?)?;
         Some(va + offset % (whole - bytes + 1) / 4 * 4)
     }
 
-    pub(super) fn perform(&mut self, who: usize, act: Act) -> Result<(), BrokenLaw> {
+    pub(super) fn perform(&mut self, guest_index: usize, act: Act) -> Result<(), BrokenLaw> {
         match act {
             Act::Allocate(chunks) => {
-                let own: u64 = self.guests[who].owned.iter().map(|(_, bytes)| bytes).sum();
+                let own: u64 = self.guests[guest_index]
+                    .owned
+                    .iter()
+                    .map(|(_, bytes)| bytes)
+                    .sum();
                 if own + chunks * CHUNK_BYTES > OWN_CHUNKS * CHUNK_BYTES {
                     return Ok(());
                 }
-                let given = self.gpu.allocate(self.guests[who].id, chunks * CHUNK_BYTES);
+                let given = self
+                    .gpu
+                    .allocate(self.guests[guest_index].id, chunks * CHUNK_BYTES);
                 let Ok(given) = given else {
                     // Its address space is fragmented; it is equally so in the other run.
                     self.read.push(u64::MAX);
                     return Ok(());
                 };
-                self.guests[who].owned.push((given.va, given.bytes));
+                self.guests[guest_index].owned.push((given.va, given.bytes));
                 // The keeper learns of the allocation with its next step.
                 self.tick()?;
                 for chunk in 0..chunks {
                     let va = given.va + chunk * CHUNK_BYTES;
-                    self.read(who, va + CHUNK_BYTES / 2, PIECE, true)?;
+                    self.read(guest_index, va + CHUNK_BYTES / 2, PIECE, true)?;
                 }
             }
             Act::Free(nth) => {
-                self.drain(who)?;
-                let guest = &mut self.guests[who];
+                self.drain(guest_index)?;
+                let guest = &mut self.guests[guest_index];
                 if !guest.owned.is_empty() {
                     let (va, _) = guest.owned.swap_remove(nth % guest.owned.len());
                     self.gpu.free(guest.id, va).map_err(broken)?;
@@ -302,18 +314,18 @@ impl World {
             }
             Act::Fill(nth, offset, pattern) => {
                 let bytes = CHUNK_BYTES / 2 + 4 * PIECE;
-                if let Some(va) = self.place(who, nth, offset, bytes) {
-                    self.push(who, &Command::Fill { va, bytes, pattern })?;
+                if let Some(va) = self.place(guest_index, nth, offset, bytes) {
+                    self.push(guest_index, &Command::Fill { va, bytes, pattern })?;
                 }
             }
             Act::Upload(nth, offset, seed) => {
                 let bytes = 2 * PIECE;
-                if let Some(va) = self.place(who, nth, offset, bytes) {
+                if let Some(va) = self.place(guest_index, nth, offset, bytes) {
                     let mut data = vec![0u8; bytes as usize];
                     SmallRng::seed_from_u64(seed).fill(&mut data[..]);
-                    self.drain(who)?;
-                    let staging = self.guests[who].staging;
-                    let guest = &self.guests[who].vm.guest;
+                    self.drain(guest_index)?;
+                    let staging = self.guests[guest_index].staging;
+                    let guest = &self.guests[guest_index].vm.guest;
                     guest
                         .write_slice(&data, GuestAddress(staging))
                         .map_err(broken)?;
@@ -323,12 +335,12 @@ impl World {
                         destination: va,
                         bytes,
                     };
-                    self.push(who, &copy)?;
+                    self.push(guest_index, &copy)?;
                 }
             }
             Act::Copy([from, to], [a, b], bytes) => {
-                let source = self.place(who, from, a, bytes);
-                let destination = self.place(who, to, b, bytes);
+                let source = self.place(guest_index, from, a, bytes);
+                let destination = self.place(guest_index, to, b, bytes);
                 if let Some((source, destination)) = source.zip(destination)
                     && source.abs_diff(destination) >= bytes
                 {
@@ -339,16 +351,16 @@ impl World {
                         destination,
                         bytes,
                     };
-                    self.push(who, &copy)?;
+                    self.push(guest_index, &copy)?;
                 }
             }
             Act::Kernel(of, at) => {
                 let n = 512u32;
-                let place = |i: usize| self.place(who, of[i], at[i], u64::from(4 * n));
+                let place = |i: usize| self.place(guest_index, of[i], at[i], u64::from(4 * n));
                 let (Some(a), Some(b), Some(c)) = (place(0), place(1), place(2)) else {
                     return Ok(());
                 };
-                let guest = &self.guests[who];
+                let guest = &self.guests[guest_index];
                 let mut params: Vec<u8> =
                     [a, b, c].iter().flat_map(|va| va.to_le_bytes()).collect();
                 params.extend(n.to_le_bytes());
@@ -362,14 +374,14 @@ impl World {
                     param_bytes: params.len() as u32,
                     params_gpa: guest.vm.put(&params),
                 });
-                self.push(who, &launch)?;
+                self.push(guest_index, &launch)?;
             }
             Act::Read(nth, offset) => {
-                if let Some(va) = self.place(who, nth, offset, PIECE) {
-                    self.read(who, va, PIECE, false)?;
+                if let Some(va) = self.place(guest_index, nth, offset, PIECE) {
+                    self.read(guest_index, va, PIECE, false)?;
                 }
             }
-            Act::Gate(closed) => self.gate(who, closed),
+            Act::Gate(closed) => self.gate(guest_index, closed),
             Act::Pass(ticks) => {
                 for _ in 0..ticks {
                     self.tick()?;
@@ -381,11 +393,11 @@ impl World {
 
     /// Reads all memory of all guests.
     pub(super) fn finish(&mut self) -> Result<(), BrokenLaw> {
-        for who in 0..GUESTS {
-            self.drain(who)?;
-            for (va, bytes) in self.guests[who].owned.clone() {
+        for guest_index in 0..GUESTS {
+            self.drain(guest_index)?;
+            for (va, bytes) in self.guests[guest_index].owned.clone() {
                 for at in (0..bytes).step_by(CHUNK_BYTES as usize) {
-                    self.read(who, va + at, CHUNK_BYTES, false)?;
+                    self.read(guest_index, va + at, CHUNK_BYTES, false)?;
                 }
             }
         }
