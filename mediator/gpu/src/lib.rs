@@ -241,25 +241,18 @@ pub trait Gpu: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Loads a module; returns its handle and the number of its functions.
+    /// Loads a module; returns its handle and the number of its functions. `max_bytes` is an
+    /// operator's limit on [`Self::memory_held_bytes`], if that is known: variables of modules
+    /// count.
     ///
     /// # Errors
     /// The refusal that the guest sees; for unsupported PTX it names the line.
-    fn load_module(&self, tenant: TenantId, ptx: &str) -> Result<(u32, u32), Refusal>;
-
-    /// As [`Self::load_module`], with an operator's limit on [`Self::memory_held_bytes`]: variables
-    /// of modules count.
-    ///
-    /// # Errors
-    /// As there, and if the module's variables would go beyond the limit.
-    fn load_module_within(
+    fn load_module(
         &self,
         tenant: TenantId,
         ptx: &str,
-        _max_bytes: Option<u64>,
-    ) -> Result<(u32, u32), Refusal> {
-        self.load_module(tenant, ptx)
-    }
+        max_bytes: Option<u64>,
+    ) -> Result<(u32, u32), Refusal>;
 
     /// Unloads a module.
     ///

@@ -166,11 +166,7 @@ status_registers: true,
                 Some(context.space.held_bytes())
             }
 
-            fn load_module(&self, tenant: TenantId, ptx: &str) -> Result<(u32, u32), Refusal> {
-                self.load_module_within(tenant, ptx, None)
-            }
-
-            fn load_module_within(
+            fn load_module(
                 &self,
                 tenant: TenantId,
                 ptx: &str,

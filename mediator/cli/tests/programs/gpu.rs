@@ -219,8 +219,13 @@ impl Gpu for FakeGpu {
     fn memory_free_bytes(&self, tenant: TenantId) -> u64 {
         self.soft.memory_free_bytes(tenant)
     }
-    fn load_module(&self, tenant: TenantId, ptx: &str) -> Result<(u32, u32), Refusal> {
-        self.soft.load_module(tenant, ptx)
+    fn load_module(
+        &self,
+        tenant: TenantId,
+        ptx: &str,
+        max_bytes: Option<u64>,
+    ) -> Result<(u32, u32), Refusal> {
+        self.soft.load_module(tenant, ptx, max_bytes)
     }
     fn unload_module(&self, tenant: TenantId, module: u32) -> Result<(), Refusal> {
         self.soft.unload_module(tenant, module)

@@ -207,7 +207,12 @@ impl Gpu for SharedGpu {
         worker.map_or(0, |worker| worker.memory_free_bytes())
     }
 
-    fn load_module(&self, tenant: TenantId, ptx: &str) -> Result<(u32, u32), Refusal> {
+    fn load_module(
+        &self,
+        tenant: TenantId,
+        ptx: &str,
+        _max_bytes: Option<u64>,
+    ) -> Result<(u32, u32), Refusal> {
         let _pass = self.shared.pass(tenant)?;
         self.shared.vms.of(tenant)?.load_module(ptx)
     }
