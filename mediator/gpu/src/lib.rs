@@ -215,12 +215,6 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// The refusal that the guest sees.
     fn close_channel(&self, tenant: TenantId, channel: u32) -> Result<(), Refusal>;
 
-    /// Whether a tenant's memory may gain and lose regions. If not, its first state is used
-    /// throughout.
-    fn follows_guest_memory(&self) -> bool {
-        false
-    }
-
     /// Allocates zeroed GPU memory.
     ///
     /// # Errors
@@ -352,12 +346,6 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// If nothing of the order will be done.
     fn move_memory(&self, _order: MoveOrder) -> Result<(), MoveError> {
         Err(MoveError::Unsupported)
-    }
-
-    /// Recommended maximum of the bytes in transit in one direction; no chunk is longer than a
-    /// quarter of it.
-    fn move_window_bytes(&self) -> u64 {
-        64 << 20
     }
 
     /// Appends the events of tenants' memory since the last call to `events`, in the order in which

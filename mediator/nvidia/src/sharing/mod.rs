@@ -326,11 +326,6 @@ impl Gpu for SharedGpu {
         sets.order(order)
     }
 
-    fn move_window_bytes(&self) -> u64 {
-        let sets = self.shared.sets();
-        sets.map_or(0, |sets| 4 * sets.extent_bytes())
-    }
-
     fn read_memory_events(&self, events: &mut Vec<MemoryEvent>) {
         if let Some(sets) = self.shared.sets() {
             sets.read_events(events);
