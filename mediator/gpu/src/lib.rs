@@ -323,17 +323,6 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// Lets the tenant's work continue.
     fn resume(&self, tenant: TenantId);
 
-    /// Suspends (`true`) and resumes the tenants of one decision, in this order.
-    fn carry_out(&self, orders: &[(TenantId, bool)]) {
-        for (tenant, suspended) in orders {
-            if *suspended {
-                self.suspend(*tenant);
-            } else {
-                self.resume(*tenant);
-            }
-        }
-    }
-
     /// Whether a suspended tenant executes nothing any more, which moving its memory requires.
     fn is_quiet(&self, _tenant: TenantId) -> bool {
         false
