@@ -33,6 +33,12 @@ pub struct Capabilities {
     pub movable_memory: bool,
     /// Bytes of it that the host can hold; zero if memory does not move.
     pub host_pool_bytes: u64,
+    /// Recommended maximum of the bytes in transit in one direction; no chunk is longer than a
+    /// quarter of it. Zero if memory does not move.
+    pub move_window_bytes: u64,
+    /// Whether a tenant's memory may gain and lose regions. If not, its first state is used
+    /// throughout.
+    pub follows_guest_memory: bool,
     /// Kernels run in software.
     pub software: bool,
     /// A VM can see its GPU memory through the aperture.

@@ -215,12 +215,6 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// The refusal that the guest sees.
     fn close_channel(&self, tenant: TenantId, channel: u32) -> Result<(), Refusal>;
 
-    /// Whether a tenant's memory may gain and lose regions. If not, its first state is used
-    /// throughout.
-    fn follows_guest_memory(&self) -> bool {
-        false
-    }
-
     /// Allocates zeroed GPU memory.
     ///
     /// # Errors
@@ -241,25 +235,18 @@ pub trait Gpu: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Loads a module; returns its handle and the number of its functions.
+    /// Loads a module; returns its handle and the number of its functions. `max_bytes` is an
+    /// operator's limit on [`Self::memory_held_bytes`], if that is known: variables of modules
+    /// count.
     ///
     /// # Errors
     /// The refusal that the guest sees; for unsupported PTX it names the line.
-    fn load_module(&self, tenant: TenantId, ptx: &str) -> Result<(u32, u32), Refusal>;
-
-    /// As [`Self::load_module`], with an operator's limit on [`Self::memory_held_bytes`]: variables
-    /// of modules count.
-    ///
-    /// # Errors
-    /// As there, and if the module's variables would go beyond the limit.
-    fn load_module_within(
+    fn load_module(
         &self,
         tenant: TenantId,
         ptx: &str,
-        _max_bytes: Option<u64>,
-    ) -> Result<(u32, u32), Refusal> {
-        self.load_module(tenant, ptx)
-    }
+        max_bytes: Option<u64>,
+    ) -> Result<(u32, u32), Refusal>;
 
     /// Unloads a module.
     ///
@@ -336,17 +323,6 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// Lets the tenant's work continue.
     fn resume(&self, tenant: TenantId);
 
-    /// Suspends (`true`) and resumes the tenants of one decision, in this order.
-    fn carry_out(&self, orders: &[(TenantId, bool)]) {
-        for (tenant, suspended) in orders {
-            if *suspended {
-                self.suspend(*tenant);
-            } else {
-                self.resume(*tenant);
-            }
-        }
-    }
-
     /// Whether a suspended tenant executes nothing any more, which moving its memory requires.
     fn is_quiet(&self, _tenant: TenantId) -> bool {
         false
@@ -359,12 +335,6 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// If nothing of the order will be done.
     fn move_memory(&self, _order: MoveOrder) -> Result<(), MoveError> {
         Err(MoveError::Unsupported)
-    }
-
-    /// Recommended maximum of the bytes in transit in one direction; no chunk is longer than a
-    /// quarter of it.
-    fn move_window_bytes(&self) -> u64 {
-        64 << 20
     }
 
     /// Appends the events of tenants' memory since the last call to `events`, in the order in which

@@ -169,6 +169,8 @@ const SLICING: Capabilities = Capabilities {
     memory_bytes: 0,
     movable_memory: false,
     host_pool_bytes: 0,
+    move_window_bytes: 0,
+    follows_guest_memory: false,
     software: false,
     aperture: false,
 };

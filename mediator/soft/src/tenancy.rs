@@ -55,10 +55,6 @@ pub(super) trait Driver: Send + Sync + std::fmt::Debug {
 macro_rules! impl_gpu {
     ($($driver:ty),+) => {$(
         impl Gpu for $driver {
-            fn follows_guest_memory(&self) -> bool {
-                true
-            }
-
             fn capabilities(&self) -> Capabilities {
                 let config = self.config();
                 Capabilities {
@@ -68,13 +64,15 @@ macro_rules! impl_gpu {
                     engine_holds: config.suspend != Suspend::Drains,
                     demand: true,
                     time_slices: false,
-status_registers: true,
+                    status_registers: true,
                     switch_events: true,
                     multiprocessors: config.multiprocessors,
                     shared_bytes_max: config.shared_bytes_max,
                     memory_bytes: config.memory_bytes,
                     movable_memory: self.swap().is_some(),
                     host_pool_bytes: self.swap().map_or(0, |swap| swap.pool.bytes()),
+                    move_window_bytes: self.swap().map_or(0, |_| 64 << 20),
+                    follows_guest_memory: true,
                     software: true,
                     aperture: self.swap().is_none(),
                 }
@@ -166,11 +164,7 @@ status_registers: true,
                 Some(context.space.held_bytes())
             }
 
-            fn load_module(&self, tenant: TenantId, ptx: &str) -> Result<(u32, u32), Refusal> {
-                self.load_module_within(tenant, ptx, None)
-            }
-
-            fn load_module_within(
+            fn load_module(
                 &self,
                 tenant: TenantId,
                 ptx: &str,

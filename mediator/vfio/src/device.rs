@@ -346,7 +346,12 @@ impl Gpu for VfioGpu {
             .map_or(0, |words| words[0])
     }
 
-    fn load_module(&self, tenant: TenantId, ptx: &str) -> Result<(u32, u32), Refusal> {
+    fn load_module(
+        &self,
+        tenant: TenantId,
+        ptx: &str,
+        _max_bytes: Option<u64>,
+    ) -> Result<(u32, u32), Refusal> {
         let turn = self.admin.turn();
         self.admin.area.leave_text(ptx);
         let args = [tenant.0.into(), ptx.len() as u64];

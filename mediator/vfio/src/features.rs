@@ -65,6 +65,8 @@ pub(super) fn capabilities(admin: &Admin, version: u32) -> Result<Capabilities, 
         memory_bytes: admin.read64(regs::MEMORY_BYTES)?,
         movable_memory: false,
         host_pool_bytes: 0,
+        move_window_bytes: 0,
+        follows_guest_memory: false,
         software: engines.simulated,
         aperture: false,
     })

@@ -271,7 +271,7 @@ fn commands_that_cannot_be_are_refused_by_the_device() {
         let refused = create(context, first, windows).unwrap_err();
         assert_eq!(refused.code, ErrorCode::BadArgument, "{refused}");
     }
-    let refused = gpu.load_module(TenantId(7), "nothing").unwrap_err();
+    let refused = gpu.load_module(TenantId(7), "nothing", None).unwrap_err();
     assert!(refused.detail.contains("no context"), "{refused}");
 }
 

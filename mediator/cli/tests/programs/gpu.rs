@@ -173,6 +173,8 @@ impl Gpu for FakeGpu {
             engine_holds: true,
             demand: true,
             time_slices: true,
+            move_window_bytes: 16 << 20,
+            follows_guest_memory: false,
             ..self.soft.capabilities()
         };
         let moves = self.moves.as_ref();
@@ -185,9 +187,6 @@ impl Gpu for FakeGpu {
     fn move_memory(&self, order: MoveOrder) -> Result<(), MoveError> {
         let moves = self.moves.as_ref().ok_or(MoveError::Unsupported)?;
         moves.sets.order(order)
-    }
-    fn move_window_bytes(&self) -> u64 {
-        16 << 20
     }
     fn read_memory_events(&self, events: &mut Vec<MemoryEvent>) {
         if let Some(moves) = &self.moves {
@@ -219,8 +218,13 @@ impl Gpu for FakeGpu {
     fn memory_free_bytes(&self, tenant: TenantId) -> u64 {
         self.soft.memory_free_bytes(tenant)
     }
-    fn load_module(&self, tenant: TenantId, ptx: &str) -> Result<(u32, u32), Refusal> {
-        self.soft.load_module(tenant, ptx)
+    fn load_module(
+        &self,
+        tenant: TenantId,
+        ptx: &str,
+        max_bytes: Option<u64>,
+    ) -> Result<(u32, u32), Refusal> {
+        self.soft.load_module(tenant, ptx, max_bytes)
     }
     fn unload_module(&self, tenant: TenantId, module: u32) -> Result<(), Refusal> {
         self.soft.unload_module(tenant, module)

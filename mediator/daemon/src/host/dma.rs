@@ -45,7 +45,7 @@ impl Host {
         fd: Option<OwnedFd>,
         regions: &[Region],
     ) -> Result<Arc<GuestMemory>, HostError> {
-        if regions.is_empty() && !self.gpu().follows_guest_memory() {
+        if regions.is_empty() && !self.gpu().capabilities().follows_guest_memory {
             return Err(HostError::MemoryOnce);
         }
         Ok(Arc::new(guest_memory::map(fd, regions)?))
@@ -59,7 +59,7 @@ impl Host {
         id: u64,
         change: Change,
     ) -> bool {
-        let follows = self.gpu().follows_guest_memory();
+        let follows = self.gpu().capabilities().follows_guest_memory;
         let mut state = self.lock();
         let Some((vm, vmm)) = state.tenants.get_mut(&tenant).and_then(Tenant::vm) else {
             return true;

@@ -31,8 +31,12 @@ impl State {
         {
             gpu.hold(tenant, engine, held);
         }
-        if !orders.is_empty() {
-            gpu.carry_out(&orders);
+        for (tenant, suspended) in orders {
+            if suspended {
+                gpu.suspend(tenant);
+            } else {
+                gpu.resume(tenant);
+            }
         }
     }
 

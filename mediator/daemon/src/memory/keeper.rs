@@ -28,7 +28,7 @@ impl MemoryKeeper {
     pub fn of(gpu: &dyn Gpu) -> Option<Self> {
         let capabilities = gpu.capabilities();
         let config = MemoryConfig {
-            window_bytes: gpu.move_window_bytes(),
+            window_bytes: capabilities.move_window_bytes,
             ..MemoryConfig::new(capabilities.memory_bytes, capabilities.host_pool_bytes)
         };
         capabilities.movable_memory.then(|| Self::new(config))

@@ -88,7 +88,7 @@ pub fn serve(
         Request::LoadModule { text_gpa, bytes } => {
             let text = read_text(guest, text_gpa, bytes)?;
             let max_bytes = account.memory_max_bytes;
-            let (module, functions) = gpu.load_module_within(tenant, &text, max_bytes)?;
+            let (module, functions) = gpu.load_module(tenant, &text, max_bytes)?;
             words(&[module.into(), functions.into()])
         }
         Request::UnloadModule { module } => {

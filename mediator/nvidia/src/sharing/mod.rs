@@ -207,7 +207,12 @@ impl Gpu for SharedGpu {
         worker.map_or(0, |worker| worker.memory_free_bytes())
     }
 
-    fn load_module(&self, tenant: TenantId, ptx: &str) -> Result<(u32, u32), Refusal> {
+    fn load_module(
+        &self,
+        tenant: TenantId,
+        ptx: &str,
+        _max_bytes: Option<u64>,
+    ) -> Result<(u32, u32), Refusal> {
         let _pass = self.shared.pass(tenant)?;
         self.shared.vms.of(tenant)?.load_module(ptx)
     }
@@ -319,11 +324,6 @@ impl Gpu for SharedGpu {
     fn move_memory(&self, order: MoveOrder) -> Result<(), MoveError> {
         let sets = self.shared.sets().ok_or(MoveError::Unsupported)?;
         sets.order(order)
-    }
-
-    fn move_window_bytes(&self) -> u64 {
-        let sets = self.shared.sets();
-        sets.map_or(0, |sets| 4 * sets.extent_bytes())
     }
 
     fn read_memory_events(&self, events: &mut Vec<MemoryEvent>) {

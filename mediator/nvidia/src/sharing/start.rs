@@ -156,6 +156,8 @@ impl SharedGpu {
             memory_bytes,
             movable_memory: host_pool_bytes > 0,
             host_pool_bytes,
+            move_window_bytes: shared.sets().map_or(0, |sets| 4 * sets.extent_bytes()),
+            follows_guest_memory: false,
             software: false,
             aperture: false,
         };

@@ -210,7 +210,7 @@ impl Device {
             AdminOp::Free => self.gpu.free(tenant, args[1])?,
             AdminOp::LoadModule => {
                 let text = self.text(args[1], MODULE_TEXT_BYTES_MAX)?;
-                let (module, functions) = self.gpu.load_module(tenant, &text)?;
+                let (module, functions) = self.gpu.load_module(tenant, &text, None)?;
                 (results[0], results[1]) = (module.into(), functions.into());
             }
             AdminOp::UnloadModule => self.gpu.unload_module(tenant, short(args[1])?)?,

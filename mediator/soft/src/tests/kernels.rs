@@ -39,7 +39,7 @@ pub(super) fn launch(
 }
 
 fn small_launch(gpu: &dyn Gpu, channel: &PlainChannel, body: &str, param: u64) -> Command {
-    let (module, functions) = gpu.load_module(channel.tenant, &small(body)).unwrap();
+    let (module, functions) = gpu.load_module(channel.tenant, &small(body), None).unwrap();
     assert_eq!(functions, 1);
     let (function, bytes) = gpu.find_function(channel.tenant, module, "k").unwrap();
     assert_eq!(bytes, 8);
@@ -50,7 +50,7 @@ fn small_launch(gpu: &dyn Gpu, channel: &PlainChannel, body: &str, param: u64) -
 /// result.
 fn push_vecadd(gpu: &dyn Gpu, channel: &mut PlainChannel, n: u32) -> u64 {
     let vm = channel.vm.clone();
-    let (module, _) = gpu.load_module(channel.tenant, VECADD).unwrap();
+    let (module, _) = gpu.load_module(channel.tenant, VECADD, None).unwrap();
     let (function, param_bytes) = gpu.find_function(channel.tenant, module, "vecadd").unwrap();
     let bytes = u64::from(n) * 4;
     let card: Vec<u64> = (0..3)
@@ -206,7 +206,7 @@ fn variables_of_modules_are_within_the_limit_of_the_operator() {
     let text = small("");
     let max_bytes = Some(2 * turnstile_abi::CHUNK_BYTES);
     let load = || {
-        let loaded = gpu.load_module_within(A, &text, max_bytes);
+        let loaded = gpu.load_module(A, &text, max_bytes);
         loaded.map_err(|refusal| refusal.code)
     };
     load().unwrap();
@@ -221,7 +221,7 @@ fn variables_of_modules_are_within_the_limit_of_the_operator() {
 fn launches_that_do_not_fit_are_refused() {
     let gpu = VirtualGpu::new(SoftConfig::default());
     let vm = tenant(&gpu, A);
-    let (module, _) = gpu.load_module(A, &small("")).unwrap();
+    let (module, _) = gpu.load_module(A, &small(""), None).unwrap();
     let good = match launch(&vm, (module, 0), 1, 1, &[0]) {
         Command::Launch(launch) => launch,
         other => panic!("{other:?}"),
@@ -324,10 +324,10 @@ fn modules_have_variables_handles_and_limits() {
         gpu.free(A, base).unwrap_err().code,
         ErrorCode::NoSuchAllocation
     );
-    assert_eq!(gpu.load_module(A, &small("")).unwrap().0, 1);
-    assert_eq!(gpu.load_module(A, &small("")).unwrap().0, 2);
+    assert_eq!(gpu.load_module(A, &small(""), None).unwrap().0, 1);
+    assert_eq!(gpu.load_module(A, &small(""), None).unwrap().0, 2);
     assert_eq!(
-        gpu.load_module(A, &small("")).unwrap_err().code,
+        gpu.load_module(A, &small(""), None).unwrap_err().code,
         ErrorCode::TooManyModules
     );
     gpu.unload_module(A, 0).unwrap();
@@ -335,7 +335,9 @@ fn modules_have_variables_handles_and_limits() {
         gpu.unload_module(A, 0).unwrap_err().code,
         ErrorCode::NoSuchModule
     );
-    let refused = gpu.load_module(A, &small("wgmma.fence;")).unwrap_err();
+    let refused = gpu
+        .load_module(A, &small("wgmma.fence;"), None)
+        .unwrap_err();
     assert_eq!(refused.code, ErrorCode::ModuleRefused);
     assert!(refused.detail.starts_with("Line 8"), "{refused}");
     assert_eq!(

@@ -14,7 +14,7 @@ const SPIN: &str = include_str!("../../../../images/kernels/spin.ptx");
 /// A kernel of one block that spins for `ns`; returns where it writes.
 fn push_spin(gpu: &dyn Gpu, id: TenantId, channel: &mut PlainChannel, ns: u64) -> u64 {
     channel.vm.take(64);
-    let (module, _) = gpu.load_module(id, SPIN).unwrap();
+    let (module, _) = gpu.load_module(id, SPIN, None).unwrap();
     let (function, bytes) = gpu.find_function(id, module, "spin").unwrap();
     assert_eq!(bytes, 24);
     let out = gpu.allocate(id, 64).unwrap().va;

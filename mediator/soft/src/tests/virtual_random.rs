@@ -158,7 +158,7 @@ proptest! {
         let mut hostile = channel(&gpu, A, 16);
         let mut other = channel(&gpu, B, 8);
         gpu.allocate(A, 1).unwrap();
-        gpu.load_module(A, include_str!("../../../../images/kernels/vecadd.ptx")).unwrap();
+        gpu.load_module(A, include_str!("../../../../images/kernels/vecadd.ptx"), None).unwrap();
         for command in &commands {
             hostile.push(command);
         }

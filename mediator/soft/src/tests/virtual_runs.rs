@@ -331,7 +331,7 @@ fn a_gpu_without_limits_works() {
     gpu.advance_to(Moment(1 << 60));
     let mut channel = channel(&gpu, A, 8);
     let text = ".version 8.0 .target sm_90 .address_size 64 .visible .entry k() { ret; }";
-    gpu.load_module(A, text).unwrap();
+    gpu.load_module(A, text, None).unwrap();
     channel.push(&Command::Launch(Launch {
         module: 0,
         function: 0,

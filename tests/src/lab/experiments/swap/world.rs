@@ -108,7 +108,7 @@ impl World {
                     .add(id, Entitlement::by_weight(weight, limit))
                     .map_err(broken)?;
             }
-            let (module, _) = gpu.load_module(id, text).map_err(broken)?;
+            let (module, _) = gpu.load_module(id, text, None).map_err(broken)?;
             let found = gpu.find_function(id, module, "vecadd").map_err(broken)?;
             let channel = vm.open_channel(gpu, id, 64, 1).map_err(broken)?;
             world.guests.push(Guest {
