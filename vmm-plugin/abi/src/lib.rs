@@ -13,6 +13,7 @@
 extern crate std;
 
 mod command;
+pub mod cuda;
 mod error;
 mod mailbox;
 pub mod pci;

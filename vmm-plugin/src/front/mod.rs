@@ -17,7 +17,6 @@
 mod device;
 mod doorbells;
 mod link;
-mod memory;
 mod seldom;
 mod vectors;
 
