@@ -273,7 +273,7 @@ fn memory_outside_of_the_vms_is_refused() {
         (&[(RAM_BYTES - 4096, 8192)][..], fault),
         (&[(RAM_BYTES, 4096)], fault),
         (&[(HIGH + HIGH_BYTES - 4096, 8192)], fault),
-        (&[(0x20_0000, 4096), (!0xfff, 4096)], fault),
+        (&[(0x20_0000, 4096), (!0x1fff, 4096)], fault),
         (&[(u64::MAX - 4095, 8192)], invalid),
         (&[(0x20_0100, 4096)], invalid),
         (&[(0x20_0000, 100)], invalid),
