@@ -51,7 +51,11 @@ void ts_device_put(struct ts_device *dev)
 	kref_put(&dev->ref, device_free);
 }
 
-/* While files are open: notices a device process that ends without an answer in flight. */
+/*
+ * While files are open or requests in flight: notices that the device process is gone. Memory that
+ * it had is given back when the last file is closed, and the driver of the host has had time to
+ * close its own.
+ */
 static void watch(struct work_struct *work)
 {
 	struct ts_device *dev = container_of(work, struct ts_device, watch.work);
@@ -59,9 +63,11 @@ static void watch(struct work_struct *work)
 
 	mutex_lock(&dev->mutex);
 	is_used = !list_empty(&dev->files);
-	if (is_used && ts_alive(dev))
-		queue_delayed_work(ts_works, &dev->watch, HZ);
 	mutex_unlock(&dev->mutex);
+	if (READ_ONCE(dev->lost) && !is_used)
+		ts_ram_release_all(dev);
+	else if ((is_used || ts_in_flight(dev)) && ts_alive(dev))
+		queue_delayed_work(ts_works, &dev->watch, HZ);
 }
 
 static int show_params(struct seq_file *out, void *unused)

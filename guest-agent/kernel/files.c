@@ -52,8 +52,6 @@ static int ts_open(struct inode *inode, struct file *file)
 	}
 	ts_header(own->last)->file = own->id;
 	mutex_lock(&dev->mutex);
-	if (list_empty(&dev->files))
-		queue_delayed_work(ts_works, &dev->watch, HZ);
 	list_add(&own->link, &dev->files);
 	mutex_unlock(&dev->mutex);
 	file->private_data = own;
@@ -92,6 +90,8 @@ static int ts_release(struct inode *inode, struct file *file)
 	xa_erase_irq(&dev->by_id, own->id);
 	mutex_lock(&dev->mutex);
 	list_del(&own->link);
+	if (list_empty(&dev->files) && READ_ONCE(dev->lost))
+		mod_delayed_work(ts_works, &dev->watch, 2 * HZ);
 	mutex_unlock(&dev->mutex);
 	if (own->ram)
 		ts_ram_put(own->ram);

@@ -219,6 +219,7 @@ int ts_submit(struct ts_request *request, bool killable)
 		return -EINTR;
 	if (request->slot < 0)
 		return -EIO;
+	queue_delayed_work(ts_works, &dev->watch, WATCH_INTERVAL);
 	header->body_bytes = request->bytes - sizeof(*header);
 	memory_sync(dev, &request->memory, true);
 	spin_lock_irq(&dev->lock);
@@ -348,6 +349,18 @@ void ts_lose(struct ts_device *dev)
 	xa_for_each(&dev->by_id, id, file)
 		wake_up_all(&file->wait);
 	rcu_read_unlock();
+}
+
+bool ts_in_flight(struct ts_device *dev)
+{
+	bool found = false;
+	int slot;
+
+	spin_lock_irq(&dev->lock);
+	for (slot = 0; slot < TS_SLOTS; slot++)
+		found |= dev->slots[slot] != NULL;
+	spin_unlock_irq(&dev->lock);
+	return found;
 }
 
 bool ts_alive(struct ts_device *dev)

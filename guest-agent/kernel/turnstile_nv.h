@@ -128,6 +128,7 @@ extern struct ts_device *ts_device_get(void);
 void ts_device_put(struct ts_device *dev);
 void ts_lose(struct ts_device *dev);
 bool ts_alive(struct ts_device *dev);
+bool ts_in_flight(struct ts_device *dev);
 
 /* queue.c */
 int ts_queue_start(struct ts_device *dev);

@@ -1,4 +1,4 @@
-//! The device process: of a program (`run --isolated`), or of a VM whose guest loads the module.
+//! The device process: of a program (`run --isolated`), or of a VM with the guest module.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

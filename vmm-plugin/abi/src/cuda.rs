@@ -79,8 +79,8 @@ pub mod queue {
     pub const COMPLETE_RING: u64 = 768;
     /// Ring of events.
     pub const EVENT_RING: u64 = 1280;
-    /// Slots: u64 address, u32 bytes, u32 segments, u32 room, u32 answer's bytes, u64 reserved. With
-    /// segments, the address is that of a list of them: u64 address, u64 bytes.
+    /// Slots: u64 address, u32 bytes, u32 segments, u32 room, u32 answer's bytes, u64 reserved.
+    /// With segments, the address is that of a list of them: u64 address, u64 bytes.
     pub const SLOT_TABLE: u64 = 4096;
     /// Bytes of a slot.
     pub const SLOT_BYTES: u64 = 32;

@@ -25,7 +25,7 @@ pub(super) trait Notify: Debug + Send + Sync {
 pub(super) struct Eventfd(OwnedFd);
 
 impl Eventfd {
-    /// One whose writes do not block.
+    /// An eventfd; its writes must not block.
     ///
     /// # Errors
     /// As fcntl(2); `InvalidInput`.

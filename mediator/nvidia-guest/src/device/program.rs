@@ -47,7 +47,7 @@ impl<'a> Program<'a> {
         }
     }
 
-    /// All programs of a VM, whose memory and events are those of its device.
+    /// All programs of a VM, with the memory and the events of its device.
     pub(super) fn of_machine(
         device: &'a Device,
         number: u64,

@@ -12,8 +12,8 @@ use crate::check::Made;
 use crate::proto::{Extent, Message};
 use crate::sys::{Piece, Region};
 
-/// Handles in a channel's parameters: error notifier, and the first USERD. SOURCE: `alloc_channel.h`,
-/// NV_CHANNEL_ALLOC_PARAMS.
+/// Handles in a channel's parameters: error notifier, and the first USERD.
+/// SOURCE: `alloc_channel.h`, NV_CHANNEL_ALLOC_PARAMS.
 const CHANNEL_ERROR_AT: usize = 0;
 const CHANNEL_USERD_AT: usize = 32;
 

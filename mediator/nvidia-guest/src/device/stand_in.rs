@@ -1,6 +1,6 @@
 //! A stand-in for the driver, for tests on hosts without a GPU. It answers the escapes by which
 //! libcuda starts, over memory files, and executes nothing: a doorbell store advances GP_GET to
-//! GP_PUT in the channel's USERD, as if all commands had run, and is an event of the client's files.
+//! GP_PUT in the channel's USERD, as if all commands had run, and raises the client's events.
 //!
 //! It keeps the driver's rules that matter for isolation: clients are numbered over all VMs, an
 //! unknown client is refused, and closing a file frees the clients that were made on it.

@@ -2,8 +2,9 @@
 //!
 //! A message is a header of fixed size, the lengths of its buffers, extents of guest RAM, and the
 //! buffers' bytes. Requests have numbers, so that a ring in guest RAM can carry the same messages
-//! with several in flight. There, a request with extents has a number of its memory in `result`;
-//! an answer's extents are the numbers of what is no longer used, and its `b` counts the rest. All lengths are bounded, and both sides decode with the same function.
+//! with several in flight. There, a request with extents has a number of its memory in `result`.
+//! The extents of an answer are the numbers of memory that is no longer used; its `b` is how many
+//! more there are. All lengths are bounded, and both sides decode with the same function.
 //!
 //! ```text
 //! Hello     version, RAM's bytes, RAM's file      -> release as text

@@ -177,7 +177,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Forgets memory of the VM: nothing is found in it from now on. Returns where it was.
+    /// Removes memory of the VM, and returns its addresses. Later lookups in it fail.
     ///
     /// # Errors
     /// If the range cuts an area.
@@ -255,7 +255,7 @@ impl Memory {
         (released.drain(..taken).collect(), released.len())
     }
 
-    /// Forgets numbers of a guest that has started again.
+    /// Drops the released numbers: the guest has started again.
     pub(super) fn forget_released(&self) {
         locked(&self.released).clear();
     }

@@ -1,5 +1,5 @@
-//! The queue in guest memory ([`turnstile_abi::cuda::queue`]). The guest may write anything to it at
-//! any time: each word is read once, and checked.
+//! The queue in guest memory ([`turnstile_abi::cuda::queue`]). The guest may write anything to it
+//! at any time: each word is read once, and checked.
 
 use std::io;
 use std::sync::Mutex;
@@ -49,7 +49,7 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// The queue in a view of [`queue::BYTES`] bytes, whose indices are zero.
+    /// The queue in a view of [`queue::BYTES`] bytes; its indices are zero.
     pub(super) const fn new(view: View) -> Self {
         Self {
             view,
@@ -101,7 +101,7 @@ impl Queue {
         Ok(slots)
     }
 
-    /// Completes a request, whose answer has this many bytes.
+    /// Completes a request with an answer of this length.
     ///
     /// # Errors
     /// The memory's.

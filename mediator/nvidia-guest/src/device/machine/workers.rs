@@ -89,7 +89,7 @@ impl<J: Send + 'static> Workers<J> {
         }))
     }
 
-    /// Adds jobs, whose number the caller bounds.
+    /// Adds jobs. The caller bounds their number.
     pub(super) fn add(&self, jobs: impl IntoIterator<Item = J>) {
         let mut state = self.0.state();
         state.jobs.extend(jobs);
