@@ -13,7 +13,7 @@ const SOURCE: &str = concat!(
 );
 
 fn isolated(folder: &Path, options: &[&str], command: &[&str]) -> Output {
-    let library = library::named("libturnstile_guest.so");
+    let library = library::named("libturnstile_isolated.so");
     Command::new(env!("CARGO_BIN_EXE_turnstile"))
         .args(["run", "--isolated", "--stand-in", "--preload"])
         .arg(library)

@@ -63,7 +63,7 @@ fn a_debian_package_has_what_an_operator_needs_and_installs() {
     let listing = run(Command::new("dpkg-deb").arg("--contents").arg(&package));
     let wanted = [
         ("-rwxr-xr-x", "./usr/bin/turnstile"),
-        ("-rw-r--r--", "./usr/lib/turnstile/libturnstile_guest.so"),
+        ("-rw-r--r--", "./usr/lib/turnstile/libturnstile_isolated.so"),
         ("-rw-r--r--", "./usr/lib/turnstile/libturnstile_preload.so"),
         ("-rw-r--r--", "./etc/turnstile/turnstile.toml"),
         ("drwxr-xr-x", "./etc/turnstile/conf.d/"),

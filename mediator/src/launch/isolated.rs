@@ -32,7 +32,7 @@ use turnstile_nvidia_guest::proto::VARIABLE;
 use super::{LaunchError, learner, sys};
 
 /// The library, beside the binary.
-const LIBRARY: &str = "libturnstile_guest.so";
+const LIBRARY: &str = "libturnstile_isolated.so";
 /// Version that the stand-in driver has.
 const STAND_IN_VERSION: &str = "580.159.04";
 

@@ -24,7 +24,7 @@ fn library() -> PathBuf {
         .ancestors()
         .skip(1)
         .take(2)
-        .map(|folder| folder.join("libturnstile_guest.so"));
+        .map(|folder| folder.join("libturnstile_isolated.so"));
     found
         .into_iter()
         .find(|path| path.is_file())
