@@ -5,12 +5,11 @@
  */
 #include <linux/interrupt.h>
 #include <linux/sched/signal.h>
-#include <linux/vmalloc.h>
 
 #include "turnstile_nv.h"
 
-/* Up to here, a request has one piece of memory. */
-#define SMALL_BYTES 8192
+/* Room for the numbers of 500 pieces of memory. */
+#define RELEASED_ROOM 8192
 #define WATCH_INTERVAL HZ
 
 static u32 queue_read(struct ts_device *dev, u32 at)
@@ -21,95 +20,6 @@ static u32 queue_read(struct ts_device *dev, u32 at)
 static void queue_write(struct ts_device *dev, u32 at, u32 value)
 {
 	smp_store_release((u32 *)((char *)dev->queue + at), value);
-}
-
-static int memory_large(struct ts_device *dev, struct ts_memory *memory)
-{
-	unsigned int count = memory->bytes >> PAGE_SHIFT, at;
-	struct device *device = &dev->pdev->dev;
-	struct scatterlist *piece;
-	int error = -ENOMEM;
-
-	memory->va = __vmalloc(memory->bytes, GFP_KERNEL_ACCOUNT | __GFP_ZERO);
-	memory->pages = kvmalloc_array(count, sizeof(*memory->pages), GFP_KERNEL_ACCOUNT);
-	if (!memory->va || !memory->pages)
-		goto no_pages;
-	for (at = 0; at < count; at++)
-		memory->pages[at] = vmalloc_to_page((char *)memory->va + ((size_t)at << PAGE_SHIFT));
-	error = sg_alloc_table_from_pages(&memory->table, memory->pages, count, 0, memory->bytes,
-					  GFP_KERNEL);
-	if (error)
-		goto no_pages;
-	error = dma_map_sgtable(device, &memory->table, DMA_BIDIRECTIONAL, 0);
-	if (error)
-		goto no_map;
-	memory->segments = memory->table.nents;
-	memory->list = dma_alloc_coherent(device, memory->segments * sizeof(*memory->list),
-					  &memory->dma, GFP_KERNEL);
-	if (!memory->list) {
-		error = -ENOMEM;
-		goto no_list;
-	}
-	for_each_sgtable_dma_sg(&memory->table, piece, at) {
-		memory->list[at].address = sg_dma_address(piece);
-		memory->list[at].bytes = sg_dma_len(piece);
-	}
-	return 0;
-no_list:
-	dma_unmap_sgtable(device, &memory->table, DMA_BIDIRECTIONAL, 0);
-no_map:
-	sg_free_table(&memory->table);
-no_pages:
-	kvfree(memory->pages);
-	vfree(memory->va);
-	return error;
-}
-
-static int memory_new(struct ts_device *dev, struct ts_memory *memory, u32 bytes)
-{
-	memory->bytes = PAGE_ALIGN(bytes);
-	if (memory->bytes > SMALL_BYTES)
-		return memory_large(dev, memory);
-	memory->va = kzalloc(memory->bytes, GFP_KERNEL_ACCOUNT);
-	if (!memory->va)
-		return -ENOMEM;
-	memory->dma = dma_map_single(&dev->pdev->dev, memory->va, memory->bytes, DMA_BIDIRECTIONAL);
-	if (dma_mapping_error(&dev->pdev->dev, memory->dma)) {
-		kfree(memory->va);
-		return -ENOMEM;
-	}
-	return 0;
-}
-
-void ts_memory_free(struct ts_device *dev, struct ts_memory *memory)
-{
-	struct device *device = &dev->pdev->dev;
-
-	if (!memory->segments) {
-		dma_unmap_single(device, memory->dma, memory->bytes, DMA_BIDIRECTIONAL);
-		kfree(memory->va);
-		return;
-	}
-	dma_free_coherent(device, memory->segments * sizeof(*memory->list), memory->list,
-			  memory->dma);
-	dma_unmap_sgtable(device, &memory->table, DMA_BIDIRECTIONAL, 0);
-	sg_free_table(&memory->table);
-	kvfree(memory->pages);
-	vfree(memory->va);
-}
-
-static void memory_sync(struct ts_device *dev, struct ts_memory *memory, bool to_device)
-{
-	struct device *device = &dev->pdev->dev;
-
-	if (!memory->segments && to_device)
-		dma_sync_single_for_device(device, memory->dma, memory->bytes, DMA_BIDIRECTIONAL);
-	else if (!memory->segments)
-		dma_sync_single_for_cpu(device, memory->dma, memory->bytes, DMA_BIDIRECTIONAL);
-	else if (to_device)
-		dma_sync_sgtable_for_device(device, &memory->table, DMA_BIDIRECTIONAL);
-	else
-		dma_sync_sgtable_for_cpu(device, &memory->table, DMA_BIDIRECTIONAL);
 }
 
 /* Takes in what the host has released with an answer. */
@@ -146,7 +56,7 @@ struct ts_request *ts_request_new(struct ts_device *dev, enum ts_kind kind, u32 
 
 	if (!request)
 		return NULL;
-	if (memory_new(dev, &request->memory, room)) {
+	if (ts_memory_new(dev, &request->memory, room)) {
 		kfree(request);
 		return NULL;
 	}
@@ -221,7 +131,7 @@ int ts_submit(struct ts_request *request, bool killable)
 		return -EIO;
 	queue_delayed_work(ts_works, &dev->watch, WATCH_INTERVAL);
 	header->body_bytes = request->bytes - sizeof(*header);
-	memory_sync(dev, &request->memory, true);
+	ts_memory_sync(dev, &request->memory, true);
 	spin_lock_irq(&dev->lock);
 	if (dev->lost) {
 		/* Answered with the others when the device was lost. */
@@ -288,7 +198,7 @@ irqreturn_t ts_completions(int irq, void *data)
 		request = slot < TS_SLOTS ? dev->slots[slot] : NULL;
 		if (!request)
 			continue;
-		memory_sync(dev, &request->memory, false);
+		ts_memory_sync(dev, &request->memory, false);
 		finish(request, is_answer(request, slots[slot].answer_bytes) ? 0 : -EPROTO);
 	}
 	spin_unlock_irqrestore(&dev->lock, flags);
@@ -447,7 +357,7 @@ void *ts_buffer(struct ts_request *request, u32 index, u32 *bytes)
 void ts_released(struct work_struct *work)
 {
 	struct ts_device *dev = container_of(work, struct ts_device, released);
-	struct ts_request *request = ts_request_new(dev, TS_RELEASED, 0, SMALL_BYTES);
+	struct ts_request *request = ts_request_new(dev, TS_RELEASED, 0, RELEASED_ROOM);
 
 	if (request && !ts_ask(request))
 		ts_request_free(request);

@@ -141,7 +141,6 @@ int ts_submit(struct ts_request *request, bool killable);
 int ts_wait(struct ts_request *request);
 int ts_ask(struct ts_request *request);
 void ts_released(struct work_struct *work);
-void ts_memory_free(struct ts_device *dev, struct ts_memory *memory);
 
 static inline struct ts_header *ts_header(struct ts_request *request)
 {
@@ -150,6 +149,11 @@ static inline struct ts_header *ts_header(struct ts_request *request)
 
 /* The bytes of an answer's buffer; NULL if it has no such buffer. */
 void *ts_buffer(struct ts_request *request, u32 index, u32 *bytes);
+
+/* memory.c */
+int ts_memory_new(struct ts_device *dev, struct ts_memory *memory, u32 bytes);
+void ts_memory_free(struct ts_device *dev, struct ts_memory *memory);
+void ts_memory_sync(struct ts_device *dev, struct ts_memory *memory, bool to_device);
 
 /* table.c */
 int ts_table_load(struct ts_device *dev);
