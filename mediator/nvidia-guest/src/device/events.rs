@@ -29,7 +29,7 @@ impl Eventfd {
     ///
     /// # Errors
     /// As fcntl(2); `InvalidInput`.
-    pub(super) fn new(file: OwnedFd) -> io::Result<Arc<dyn Notify>> {
+    pub(super) fn target(file: OwnedFd) -> io::Result<Arc<dyn Notify>> {
         if !rustix::fs::fcntl_getfl(&file)?.contains(OFlags::NONBLOCK) {
             return Err(io::ErrorKind::InvalidInput.into());
         }

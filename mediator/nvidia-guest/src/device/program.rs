@@ -157,7 +157,7 @@ impl<'a> Program<'a> {
         answer.file = number;
         answer.a = device.driver.device_number(node)?;
         let target = match target {
-            Some(target) => Some(Eventfd::new(target)?),
+            Some(target) => Some(Eventfd::target(target)?),
             None => self.events.clone(),
         };
         if let Some(target) = target.filter(|_| node != Node::Uvm) {

@@ -50,8 +50,9 @@ pub(super) struct OneFile {
 
 /// Whether an extent is of whole pages; its end then.
 pub(super) fn end_of(extent: &Extent) -> io::Result<u64> {
-    let whole =
-        extent.offset % PAGE_BYTES == 0 && extent.bytes % PAGE_BYTES == 0 && extent.bytes != 0;
+    let whole = extent.offset.is_multiple_of(PAGE_BYTES)
+        && extent.bytes.is_multiple_of(PAGE_BYTES)
+        && extent.bytes != 0;
     let end = extent.offset.checked_add(extent.bytes).filter(|_| whole);
     end.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))
 }
