@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 use rustix::fs::{SealFlags, fcntl_get_seals};
+use turnstile_vmm::front::Seldom;
 use turnstile_vmm::vfio_user::{DmaMap, DmaUnmap, Errno, Maps};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
@@ -36,8 +37,9 @@ struct Areas {
 }
 
 /// The memory of one VM.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Memory {
+    seldom: Arc<Seldom>,
     areas: RwLock<Areas>,
     released: Arc<Mutex<Vec<u64>>>,
     /// Memory of requests in flight, by its number.
@@ -134,6 +136,16 @@ impl Areas {
 }
 
 impl Memory {
+    /// No memory. Lines about it are logged by `seldom`.
+    pub(super) fn new(seldom: Arc<Seldom>) -> Self {
+        Self {
+            seldom,
+            areas: RwLock::default(),
+            released: Arc::default(),
+            pledged: Mutex::default(),
+        }
+    }
+
     fn areas(&self) -> RwLockReadGuard<'_, Areas> {
         self.areas.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -172,7 +184,10 @@ impl Memory {
         });
         match area {
             Ok(area) => drop(areas.by_address.insert(place.gpa, area)),
-            Err(error) => log::warn!("Memory of the VM at {:#x} is not used: {error}", place.gpa),
+            Err(error) => self.seldom.say(
+                log::Level::Warn,
+                format_args!("Memory of the VM at {:#x} is not used: {error}", place.gpa),
+            ),
         }
         Ok(())
     }

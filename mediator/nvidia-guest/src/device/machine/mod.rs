@@ -17,12 +17,14 @@ mod memory;
 mod queue;
 mod workers;
 
+use std::fmt::Arguments;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use turnstile_abi::cuda::{self, regs};
+use turnstile_vmm::front::Seldom;
 use turnstile_vmm::vfio_user::{DmaMap, DmaUnmap, Errno, Vectors, serve as serve_function};
 
 use super::events::Notify;
@@ -57,6 +59,8 @@ struct Machine {
     queue: Mutex<Option<Arc<Queue>>>,
     status: AtomicU32,
     workers: Workers<Job>,
+    /// Lines about what the guest or its VMM does.
+    seldom: Arc<Seldom>,
     own: Weak<Machine>,
 }
 
@@ -85,11 +89,12 @@ pub fn serve_machine(
 
 impl Machine {
     fn new(device: Device) -> Arc<Self> {
+        let seldom = Arc::new(Seldom::default());
         Arc::new_cyclic(|own: &Weak<Self>| {
             let of_workers = own.clone();
             Self {
                 device,
-                memory: Arc::default(),
+                memory: Arc::new(Memory::new(Arc::clone(&seldom))),
                 vectors: Vectors::new(cuda::VECTORS),
                 queue: Mutex::new(None),
                 status: AtomicU32::new(0),
@@ -98,6 +103,7 @@ impl Machine {
                         machine.carry_out(&job);
                     }
                 }),
+                seldom,
                 own: own.clone(),
             }
         })
@@ -148,8 +154,12 @@ impl Machine {
         self.status.store(0, Ordering::Release);
     }
 
+    fn warn(&self, what: Arguments<'_>) {
+        self.seldom.say(log::Level::Warn, what);
+    }
+
     fn fail(&self, why: &dyn std::error::Error) {
-        log::warn!("The VM's queue is not served: {why}");
+        self.warn(format_args!("The VM's queue is not served: {why}"));
         *locked(&self.queue) = None;
         self.status.store(regs::STATUS_FAILED, Ordering::Release);
     }
@@ -183,9 +193,9 @@ impl Machine {
         let areas = gone.into_iter().collect();
         self.workers.paused(|| {
             if locked(&self.device.lending).uses(&areas) {
-                log::warn!(
+                self.warn(format_args!(
                     "The VMM takes memory away that the driver has: the VM's files are closed"
-                );
+                ));
                 self.program().end();
             }
         });
@@ -201,7 +211,9 @@ impl Machine {
     /// Carries out a request, and completes it in any case.
     fn carry_out(&self, job: &Job) {
         let answer_bytes = self.answer(&job.slot).unwrap_or_else(|error| {
-            log::debug!("A request of the VM has another form: {error}");
+            self.warn(format_args!(
+                "A request of the VM has another form: {error}"
+            ));
             0
         });
         if let Err(error) = job.queue.complete(job.slot.number, answer_bytes) {

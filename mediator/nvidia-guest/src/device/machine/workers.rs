@@ -98,10 +98,8 @@ impl<J: Send + 'static> Workers<J> {
             let thread = thread::Builder::new().name("guest-call".to_owned());
             match thread.spawn(move || shared.run()) {
                 Ok(thread) => state.threads.push(thread),
-                Err(error) => {
-                    log::warn!("A request of the VM has no thread of its own: {error}");
-                    break;
-                }
+                // Those that there are carry them out, one after the other.
+                Err(_) => break,
             }
         }
         self.0.changed.notify_all();
