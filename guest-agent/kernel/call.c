@@ -342,7 +342,11 @@ static void done(struct ts_call *call)
 {
 	void *top = call->n_parts ? call->part[0].data : NULL;
 
-	if (!call->ram || !top || ts_word(top, call->row->status_at))
+	if (!top || call->row->status_at == TS_NONE || ts_word(top, call->row->status_at))
+		return;
+	if (call->row->role == TS_ROLE_FREE)
+		ts_ram_unname(call->file->dev, ts_word(top, 0), ts_word(top, 8));
+	if (!call->ram)
 		return;
 	if (call->row->role == TS_ROLE_POOL)
 		ts_ram_place(call->ram, call->file->id, ts_long(top, 0));

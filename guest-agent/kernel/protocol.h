@@ -116,6 +116,7 @@ enum ts_role {
 	TS_ROLE_UNMAP,
 	TS_ROLE_POOL,		/* a range of unified memory, which is mapped next */
 	TS_ROLE_NOTHING,	/* has no argument */
+	TS_ROLE_FREE,
 };
 
 struct ts_row {

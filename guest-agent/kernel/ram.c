@@ -184,18 +184,27 @@ void ts_ram_release_all(struct ts_device *dev)
 		ts_ram_release(dev, token);
 }
 
+/* The object is freed. Its memory may still be in use, and be released later. */
+void ts_ram_unname(struct ts_device *dev, u32 client, u32 handle)
+{
+	struct ts_ram *ram;
+	struct hlist_node *next;
+
+	mutex_lock(&dev->mutex);
+	hash_for_each_possible_safe(dev->objects, ram, next, link, object_key(client, handle))
+		if (ram->client == client && ram->handle == handle)
+			hash_del(&ram->link);
+	mutex_unlock(&dev->mutex);
+}
+
 /* It is the memory of an object from now on. A handle that was used before has a new meaning. */
 void ts_ram_name(struct ts_ram *ram, u32 client, u32 handle)
 {
 	struct ts_device *dev = ram->dev;
-	struct ts_ram *other;
-	struct hlist_node *next;
 	u32 key = object_key(client, handle);
 
+	ts_ram_unname(dev, client, handle);
 	mutex_lock(&dev->mutex);
-	hash_for_each_possible_safe(dev->objects, other, next, link, key)
-		if (other->client == client && other->handle == handle)
-			hash_del(&other->link);
 	/* The host may have released it already. */
 	if (xa_load(&dev->ram, ram->token) == ram) {
 		ram->client = client;

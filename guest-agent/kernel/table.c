@@ -31,7 +31,7 @@ static bool within(const struct ts_row *row, u16 at, u32 bytes)
 static bool is_row(const struct ts_row *row)
 {
 	u32 at;
-	bool good = row->kind <= TS_ROW_CONTROL && row->role <= TS_ROLE_NOTHING &&
+	bool good = row->kind <= TS_ROW_CONTROL && row->role <= TS_ROLE_FREE &&
 		    row->n_buffers <= ARRAY_SIZE(row->buffer) &&
 		    row->n_files <= ARRAY_SIZE(row->file) &&
 		    (row->bytes <= TS_EMBEDDED_MAX || row->bytes == TS_ANY) &&
@@ -46,13 +46,14 @@ static bool is_row(const struct ts_row *row)
 	case TS_ROLE_ALLOC:
 	case TS_ROLE_CONTROL:
 		good = good && row->params_at != TS_NONE && row->size_at != TS_NONE &&
-		       row->select_at != TS_NONE;
+		       row->select_at != TS_NONE && row->status_at != TS_NONE;
 		break;
 	case TS_ROLE_REGISTER:
 	case TS_ROLE_MAP:
 		good = good && row->bytes == 56 && row->status_at != TS_NONE;
 		break;
 	case TS_ROLE_UNMAP:
+	case TS_ROLE_FREE:
 	case TS_ROLE_POOL:
 		good = good && row->bytes >= 16 && row->status_at != TS_NONE;
 		break;

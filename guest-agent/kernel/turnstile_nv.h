@@ -166,6 +166,7 @@ void ts_ram_put(struct ts_ram *ram);
 void ts_ram_release(struct ts_device *dev, u32 token);
 void ts_ram_release_all(struct ts_device *dev);
 void ts_ram_name(struct ts_ram *ram, u32 client, u32 handle);
+void ts_ram_unname(struct ts_device *dev, u32 client, u32 handle);
 void ts_ram_place(struct ts_ram *ram, u32 file, u64 base);
 struct ts_ram *ts_ram_of_object(struct ts_device *dev, u32 client, u32 handle);
 struct ts_ram *ts_ram_at(struct ts_device *dev, u32 file, u64 base);

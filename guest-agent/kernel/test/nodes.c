@@ -345,6 +345,18 @@ static void withheld(void) {
     CHECK(own == control);
     CHECK(release(MEMORY) && pinned() > before);
     CHECK(ioctl(uvm, 34, range) == 0 && pinned() == before);
+    // A handle that is used again is the new object, though the old one's memory is in use.
+    handle = MEMORY + 1;
+    memcpy(params + 9256, &handle, 4);
+    CHECK(memory(handle, 0x3e, 0, 8192) == 0);
+    char *old = map(DEVICE, handle, 8192, PROT_READ | PROT_WRITE);
+    memset(old, 7, 8192);
+    CHECK(ioctl(uvm, 33, params) == 0 && release(handle) && memory(handle, 0x40, 0, 8192) == 0);
+    char *new = map(DEVICE, handle, 8192, PROT_READ | PROT_WRITE);
+    CHECK(new[0] == 0 && new[8191] == 0 && old[8191] == 7);
+    CHECK(ioctl(uvm, 34, range) == 0 && old[0] == 7);
+    handle = MEMORY;
+    memcpy(params + 9256, &handle, 4);
     // The same if the file is closed instead.
     CHECK(pin(MEMORY, address, BYTES) == 0 && ioctl(uvm, 33, params) == 0);
     CHECK(release(MEMORY) && pinned() > before);

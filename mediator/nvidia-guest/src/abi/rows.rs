@@ -30,6 +30,7 @@ enum Role {
     Unmap,
     Pool,
     Nothing,
+    Free,
 }
 
 /// A row before it is encoded. Fields that are not set have none.
@@ -168,6 +169,7 @@ fn escape_row(number: u8, bytes: usize) -> Row<'static> {
         escape::RM_ALLOC_MEMORY => row.role = Role::Register,
         escape::RM_MAP_MEMORY => row.role = Role::Map,
         escape::RM_UNMAP_MEMORY => row.role = Role::Unmap,
+        escape::RM_FREE => row.role = Role::Free,
         _ => {}
     }
     row
