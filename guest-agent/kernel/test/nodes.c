@@ -297,12 +297,12 @@ static void kills(int times) {
             dup2(pipes[1], 1);
             victim();
         }
+        close(pipes[1]);
         CHECK(read(pipes[0], &byte, 1) == 1);
         usleep(rand() % 40000);
         kill(child, SIGKILL);
         ended(child, SIGKILL);
         close(pipes[0]);
-        close(pipes[1]);
     }
     until_pinned(before);
 }
