@@ -84,8 +84,36 @@ pub enum LabError {
     #[error("{0}")]
     Skipped(String),
     /// The script failed.
-    #[error("images/lab/build failed: {0}")]
+    #[error("A script of the lab failed: {0}")]
     Failed(String),
+}
+
+/// Runs a script of `images/lab`.
+fn made(mut script: Command) -> Result<(), LabError> {
+    let failed = |error: std::io::Error| LabError::Failed(error.to_string());
+    let out = tempfile::NamedTempFile::new().map_err(failed)?;
+    let log = out.reopen().map_err(failed)?;
+    let name = script.get_program().to_string_lossy().into_owned();
+    let build = script
+        .stdout(log.try_clone().map_err(failed)?)
+        .stderr(log)
+        .spawn();
+    let mut build = Ended(build.map_err(failed)?);
+    let ended = build.ends(BUILD_TIMEOUT);
+    let output = fs::read_to_string(out.path()).unwrap_or_default();
+    let last = output.trim().lines().last().unwrap_or_default();
+    match ended {
+        Some(0) => Ok(()),
+        Some(77) => {
+            let reason = last.trim_start_matches("SKIPPED: ");
+            Err(LabError::Skipped(reason.to_owned()))
+        }
+        None => Err(LabError::Skipped(format!(
+            "{name} did not end in {BUILD_TIMEOUT:?}: {last}"
+        ))),
+        // A fault of the script or the guest is no reason to skip.
+        Some(_) => Err(LabError::Failed(format!("{name}: {output}"))),
+    }
 }
 
 impl Lab {
@@ -104,32 +132,28 @@ impl Lab {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let folder = std::env::var_os("TURNSTILE_LAB");
         let folder = folder.map_or_else(|| root.join("target/lab"), PathBuf::from);
-        let failed = |error: std::io::Error| LabError::Failed(error.to_string());
-        let out = tempfile::NamedTempFile::new().map_err(failed)?;
-        let log = out.reopen().map_err(failed)?;
-        let build = Command::new(root.join("images/lab/build"))
+        let mut build = Command::new(root.join("images/lab/build"));
+        build
             .arg(&folder)
             .env("LAB_NESTED", nested)
-            .env("LAB_CLOUD", cloud.unwrap_or_default())
-            .stdout(log.try_clone().map_err(failed)?)
-            .stderr(log)
-            .spawn();
-        let mut build = Ended(build.map_err(failed)?);
-        let ended = build.ends(BUILD_TIMEOUT);
-        let output = fs::read_to_string(out.path()).unwrap_or_default();
-        let last = output.trim().lines().last().unwrap_or_default();
-        match ended {
-            Some(0) => Ok(Self { folder }),
-            Some(77) => {
-                let reason = last.trim_start_matches("SKIPPED: ");
-                Err(LabError::Skipped(reason.to_owned()))
-            }
-            None => Err(LabError::Skipped(format!(
-                "the lab was not made in {BUILD_TIMEOUT:?}: {last}"
-            ))),
-            // A fault of the script or the guest is no reason to skip.
-            Some(_) => Err(LabError::Failed(output)),
-        }
+            .env("LAB_CLOUD", cloud.unwrap_or_default());
+        made(build)?;
+        Ok(Self { folder })
+    }
+
+    /// Builds the guest module for the kernels that it is tried on; a lab for each.
+    ///
+    /// # Errors
+    /// [`LabError`].
+    pub fn with_module(&self) -> Result<[Self; 2], LabError> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let mut build = Command::new(root.join("images/lab/module"));
+        build.arg(&self.folder);
+        made(build)?;
+        let lab = |kernel| Self {
+            folder: self.folder.join("cuda").join(kernel),
+        };
+        Ok(["6.12", "6.1"].map(lab))
     }
 
     /// The stock kernel.

@@ -240,8 +240,8 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// count.
     ///
     /// # Errors
-    /// The refusal that the guest sees: for unsupported PTX, with its line, and for variables beyond
-    /// the limit.
+    /// The refusal that the guest sees: for unsupported PTX, with its line, and for variables
+    /// beyond the limit.
     fn load_module(
         &self,
         tenant: TenantId,

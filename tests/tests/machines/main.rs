@@ -6,6 +6,7 @@
 #![allow(missing_docs)]
 
 mod cloud;
+mod cuda;
 mod nested;
 mod stock;
 

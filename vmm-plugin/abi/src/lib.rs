@@ -16,6 +16,7 @@ extern crate std;
 
 pub mod boot;
 mod command;
+pub mod cuda;
 mod error;
 mod mailbox;
 pub mod pci;

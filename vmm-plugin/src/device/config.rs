@@ -5,7 +5,7 @@ use turnstile_abi::pci::{
     BAR_APERTURE, BAR_DOORBELLS, BAR_REGS, CLASS_CODE, DEVICE_ID, MSIX_PBA, MSIX_TABLE, VECTORS,
     VENDOR_ID,
 };
-use turnstile_abi::{CHANNELS_MAX, PAGE_BYTES, physical, regs};
+use turnstile_abi::{CHANNELS_MAX, PAGE_BYTES, cuda, physical, regs};
 
 const WORDS: usize = 64;
 const SPACE_BYTES: u64 = 4 * WORDS as u64;
@@ -62,6 +62,17 @@ impl ConfigSpace {
         let mut space = Self::with_msix(physical::DEVICE_ID, physical::VECTORS, table, pba);
         let bars = [physical::regs::BAR_BYTES, bar_bytes(BAR_DOORBELLS, 0)];
         for (bar, bytes) in bars.into_iter().enumerate() {
+            space.writable[BAR + bar] = !(bytes - 1) as u32;
+        }
+        space
+    }
+
+    /// The same of the function for CUDA in guests ([`turnstile_abi::cuda`]).
+    pub fn cuda() -> Self {
+        let (table, pba) = (cuda::MSIX_TABLE, cuda::MSIX_PBA);
+        let mut space = Self::with_msix(cuda::DEVICE_ID, cuda::VECTORS, table, pba);
+        let windows = cuda::BAR_WINDOWS.map(|bar| (bar, cuda::WINDOW_BYTES));
+        for (bar, bytes) in windows.into_iter().chain([(BAR_REGS, cuda::BAR_BYTES)]) {
             space.writable[BAR + bar] = !(bytes - 1) as u32;
         }
         space

@@ -86,7 +86,7 @@ impl Backend for Device {
     }
 
     fn set_irqs(&mut self, set: SetIrqs) -> Result<(), Errno> {
-        self.session.vectors().set(set)
+        self.session.vectors().table().set(set)
     }
 
     fn reset(&mut self) -> Result<(), Errno> {

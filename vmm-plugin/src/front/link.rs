@@ -12,13 +12,14 @@ use turnstile_abi::regs::features;
 use turnstile_abi::{CHANNELS_MAX, PAGE_BYTES};
 
 use super::doorbells::{MappedPages, NoPages, watch};
-use super::memory::{Maps, Memory};
 use super::seldom::{Allowance, Seldom};
 use super::vectors::Vectors;
 use super::{Doorbells, FrontConfig};
 use crate::device::{VirtualGpu, bar_bytes};
 use crate::gate::{GateControl, SharedPages};
-use crate::vfio_user::{Area, DmaMap, DmaUnmap, Errno, Irq, Layout, Mapping, Region, irq};
+use crate::vfio_user::{
+    Area, DmaMap, DmaUnmap, Errno, Irq, Layout, Mapping, Maps, Memory, Region, irq,
+};
 use crate::vmm::VmError;
 use crate::vmm::link::{
     Disobedience, Greeting, LinkHost, NoRoutes, Receiver, Sender, greet, interrupts, obey, parking,
@@ -207,7 +208,7 @@ impl Session {
             attached.sender.shut_down();
         }
         drop(link);
-        self.vectors.reset();
+        self.vectors.table().reset();
     }
 
     /// The VMM is gone.

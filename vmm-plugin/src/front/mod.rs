@@ -17,7 +17,6 @@
 mod device;
 mod doorbells;
 mod link;
-mod memory;
 mod seldom;
 mod vectors;
 
@@ -35,7 +34,7 @@ use crate::vfio_user::serve;
 use device::Device;
 use link::Session;
 use log::Level;
-use seldom::Seldom;
+pub use seldom::Seldom;
 
 /// How a guest's doorbell writes reach the gates. No message takes a mapping back from a stock VMM,
 /// so the gate cannot be in the guest's page tables.

@@ -45,7 +45,7 @@ impl Allowance {
 
 /// Logs ten lines at once, and one per ten seconds after that.
 #[derive(Debug)]
-pub(super) struct Seldom(Mutex<(Allowance, u64)>);
+pub struct Seldom(Mutex<(Allowance, u64)>);
 
 impl Default for Seldom {
     fn default() -> Self {
@@ -56,7 +56,7 @@ impl Default for Seldom {
 
 impl Seldom {
     /// Logs a line, if it is not one of too many.
-    pub(super) fn say(&self, level: log::Level, line: Arguments<'_>) {
+    pub fn say(&self, level: log::Level, line: Arguments<'_>) {
         let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (allowance, unsaid) = &mut *said;
         if !allowance.take(Instant::now()) {

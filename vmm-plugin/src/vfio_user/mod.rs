@@ -15,17 +15,21 @@
 
 mod client;
 mod layout;
+mod maps;
 mod message;
 mod request;
 mod server;
 mod socket;
+mod vectors;
 
 pub use client::{Client, ClientError, ClientRegion};
 pub use layout::{Area, Irq, Layout, Mapping, Region};
+pub use maps::{Maps, Memory};
 pub use message::{Capabilities, Command, Header, Kind};
 pub use request::{DmaMap, DmaUnmap, IrqAction, IrqData, Request, SetIrqs};
 pub use server::{Backend, serve};
 pub use socket::{ProtocolError, Raw, Socket};
+pub use vectors::Vectors;
 
 use std::fmt;
 use std::io;

@@ -26,7 +26,7 @@ use rustix::process::{getgid, getuid};
 use tempfile::TempDir;
 use turnstile_nvidia::version;
 use turnstile_nvidia_guest::check::Limits;
-use turnstile_nvidia_guest::device::{Driver, Nvidia, Options, StandIn, serve};
+use turnstile_nvidia_guest::device::{Driver, Nvidia, Options, StandIn, serve, serve_machine};
 use turnstile_nvidia_guest::proto::VARIABLE;
 
 use super::{LaunchError, learner, sys};
@@ -115,13 +115,16 @@ impl Device {
     }
 }
 
-/// The device process: serves the socket on standard input until standard output is hung up.
+/// The device process: serves the VMM that connects to the socket `vm`, or the programs of the
+/// socket on standard input until standard output is hung up.
 ///
 /// # Errors
 /// If the driver's release is not known, or the host lacks something.
-pub(crate) fn device(isolation: &Isolation, lines: Option<&Path>) -> anyhow::Result<()> {
-    let listener = UnixListener::from(io::stdin().as_fd().try_clone_to_owned()?);
-    let life = io::stdout().as_fd().try_clone_to_owned()?;
+pub(crate) fn device(
+    isolation: &Isolation,
+    lines: Option<&Path>,
+    vm: Option<&Path>,
+) -> anyhow::Result<()> {
     let report = lines.map(|path| {
         let socket = UnixDatagram::unbound()?;
         socket.connect(path)?;
@@ -143,6 +146,14 @@ pub(crate) fn device(isolation: &Isolation, lines: Option<&Path>) -> anyhow::Res
         report: report.transpose()?,
         confined: true,
     };
+    if let Some(vm) = vm {
+        let listener =
+            UnixListener::bind(vm).with_context(|| format!("{} cannot be made", vm.display()))?;
+        let (stream, _) = listener.accept()?;
+        return Ok(serve_machine(stream, driver, options)?);
+    }
+    let listener = UnixListener::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let life = io::stdout().as_fd().try_clone_to_owned()?;
     Ok(serve(&listener, &life, driver, options)?)
 }
 

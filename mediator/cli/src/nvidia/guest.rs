@@ -1,4 +1,4 @@
-//! Hidden subcommands of `run --isolated`.
+//! The device process: of a program (`run --isolated`), or of a VM with the guest module.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -14,6 +14,9 @@ pub(crate) struct DeviceArgs {
     /// GPU memory that the programs may have, in bytes
     #[arg(long)]
     gpu_memory: Option<u64>,
+    /// Serves a VM on this socket, until its VMM closes it
+    #[arg(long, value_name = "SOCKET")]
+    vm: Option<PathBuf>,
     /// The stand-in driver
     #[arg(long)]
     stand_in: bool,
@@ -37,7 +40,7 @@ pub(crate) fn device(args: &DeviceArgs) -> anyhow::Result<()> {
         gpu_bytes: args.gpu_memory,
         stand_in: args.stand_in,
     };
-    isolated::device(&isolation, args.report.as_deref())
+    isolated::device(&isolation, args.report.as_deref(), args.vm.as_deref())
 }
 
 /// Becomes the program.

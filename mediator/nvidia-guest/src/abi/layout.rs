@@ -11,11 +11,11 @@ const UNKNOWN_BYTES_MAX: usize = 4096;
 /// NVOS54_FLAGS_FINN_SERIALIZED.
 const SERIALIZED: u32 = 4;
 /// Bytes of the address of parameters in RM_ALLOC and RM_CONTROL, and of access rights in RM_ALLOC.
-const PARAMS_AT: usize = 16;
-const RIGHTS_AT: usize = 24;
-const RIGHTS_BYTES: usize = 4;
+pub(super) const PARAMS_AT: usize = 16;
+pub(super) const RIGHTS_AT: usize = 24;
+pub(super) const RIGHTS_BYTES: usize = 4;
 /// Bytes of RM_ALLOC's argument with access rights.
-const LONG_ALLOC_BYTES: usize = 48;
+pub(super) const LONG_ALLOC_BYTES: usize = 48;
 
 /// A node of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -302,16 +302,29 @@ pub fn descriptors(release: &Release, node: Node, request: u32, parts: &Parts) -
         return fields.map(|at| field(0, *at)).collect();
     }
     let layout = match number(request).map(|(number, _)| number) {
-        Some(escape::RM_ALLOC_MEMORY | escape::RM_MAP_MEMORY) => return vec![field(0, (48, 4))],
-        Some(escape::REGISTER_FD) => return vec![field(0, (0, 4))],
-        Some(escape::ALLOC_OS_EVENT | escape::FREE_OS_EVENT) => return vec![field(0, (8, 4))],
         Some(escape::RM_ALLOC) => release.classes.get(&read_u32(top, 12)),
         Some(escape::RM_CONTROL) => release.controls.get(&read_u32(top, 8)),
-        _ => None,
+        Some(number) => {
+            return escape_descriptors(number)
+                .iter()
+                .map(|at| field(0, *at))
+                .collect();
+        }
+        None => None,
     };
     let fields = layout.into_iter().flat_map(|layout| &layout.descriptors);
     let fields = fields.filter(|_| parts.params().is_some());
     fields.map(|at| field(1, *at)).collect()
+}
+
+/// Bytes and widths of the descriptors in an escape's argument.
+pub(super) const fn escape_descriptors(number: u8) -> &'static [(usize, usize)] {
+    match number {
+        escape::RM_ALLOC_MEMORY | escape::RM_MAP_MEMORY => &[(48, 4)],
+        escape::REGISTER_FD => &[(0, 4)],
+        escape::ALLOC_OS_EVENT | escape::FREE_OS_EVENT => &[(8, 4)],
+        _ => &[],
+    }
 }
 
 /// Byte of the status in the argument.
@@ -320,6 +333,11 @@ pub fn status_at(release: &Release, node: Node, request: u32) -> Option<usize> {
         return release.uvm.get(&request)?.status;
     }
     let (number, bytes) = number(request)?;
+    escape_status_at(number, bytes)
+}
+
+/// The same of an escape.
+pub(super) const fn escape_status_at(number: u8, bytes: usize) -> Option<usize> {
     Some(match number {
         escape::RM_ALLOC if bytes == LONG_ALLOC_BYTES => 40,
         escape::RM_ALLOC | escape::RM_CONTROL => 28,

@@ -6,6 +6,7 @@
 mod layout;
 pub mod numbers;
 mod parse;
+mod rows;
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -14,6 +15,8 @@ pub use layout::{
     Descriptor, LayoutError, Link, Node, Parts, descriptors, number, parts, read_u32, read_u64,
     status_at, write_u32, write_u64,
 };
+
+pub use rows::{ROW_BYTES, rows};
 
 /// Tables, as generated.
 const TABLES: [&str; 5] = [

@@ -95,6 +95,10 @@ pub mod status {
 /// NVOS02_FLAGS of guest RAM. SOURCE: measured, driver 580.159.04: the flags of registered memory.
 pub const GUEST_RAM_FLAGS: u32 = 0x4000_1010;
 
+/// Byte of the length in a memory object's parameters. SOURCE: `nvos.h`,
+/// NV_MEMORY_ALLOCATION_PARAMS.
+pub const MEMORY_BYTES_AT: usize = 64;
+
 /// Bytes of a doorbell window.
 pub const WINDOW_BYTES: u64 = 0x1_0000;
 

@@ -2,11 +2,9 @@
 
 use super::objects::{Client, Object, Registered};
 use super::{Action, Call, Checked, Freed, Made, Mapping, Refusal, Space, Vm};
-use crate::abi::numbers::{PAGE_BYTES, class, control, escape, status, uvm};
+use crate::abi::numbers::{MEMORY_BYTES_AT, PAGE_BYTES, class, control, escape, status, uvm};
 use crate::abi::{Node, descriptors, number, read_u32, read_u64};
 
-/// Bytes of a memory object's parameters. SOURCE: `nvos.h`, NV_MEMORY_ALLOCATION_PARAMS.
-const MEMORY_BYTES_AT: usize = 64;
 /// The engine in the parameters of a channel group.
 const GROUP_ENGINE_AT: usize = 12;
 /// Client and memory in UVM_MAP_EXTERNAL_ALLOCATION's parameters.

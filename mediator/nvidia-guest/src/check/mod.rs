@@ -348,6 +348,19 @@ impl Vm {
         Refusal::Malformed
     }
 
+    /// Guest RAM that a mapping of GPU memory needs, and that the call does not have.
+    pub fn wanted(&self, call: &Call<'_>) -> Option<u64> {
+        let is_map =
+            crate::abi::number(call.request)?.0 == crate::abi::numbers::escape::RM_MAP_MEMORY;
+        let node = self.node(call.file).ok()?;
+        let top = call.parts.buffers.first()?;
+        let object = self.object(crate::abi::read_u32(top, 0), crate::abi::read_u32(top, 8))?;
+        let exchanged =
+            object.class == crate::abi::numbers::class::GPU_MEMORY && object.detail == 0;
+        (is_map && node != Node::Uvm && exchanged && call.ram_bytes == 0)
+            .then_some(object.gpu_bytes)
+    }
+
     /// Decides about a call.
     ///
     /// # Errors

@@ -5,6 +5,8 @@ use std::os::fd::AsFd;
 use std::sync::PoisonError;
 
 use super::program::Program;
+use super::ram::{Lent, Pieces, User, base_of};
+use super::ranges::{MAP_CLIENT_AT, MAP_MEMORY_AT};
 use super::{Device, driver, locked};
 use crate::abi::numbers::{GUEST_RAM_FLAGS, PAGE_BYTES, class, escape, status, uvm};
 use crate::abi::{
@@ -12,10 +14,17 @@ use crate::abi::{
 };
 use crate::check::{Action, Call, Checked};
 use crate::proto::Message;
-use crate::sys::Region;
 
 /// Most numbers of unknown calls that are logged.
 const LOGGED_MAX: u64 = 64;
+
+/// A call that was not refused.
+enum Carried {
+    /// Its result.
+    Done(i32, Parts),
+    /// It is to be repeated with guest RAM of this length.
+    Wants(u64),
+}
 
 impl Device {
     /// Carries out a call of a program.
@@ -23,7 +32,12 @@ impl Device {
         let mut given = std::mem::take(&mut message.buffers).into_iter();
         let result = self.carry_out(program, &message, &mut given);
         match result {
-            Ok((result, parts)) => Message {
+            // Beside the error: how much memory is to come with the call.
+            Ok(Carried::Wants(bytes)) => Message {
+                a: bytes,
+                ..message.failed(libc::ENOBUFS)
+            },
+            Ok(Carried::Done(result, parts)) => Message {
                 result,
                 buffers: parts.buffers,
                 ..message.answer()
@@ -37,7 +51,7 @@ impl Device {
         program: &Program<'_>,
         message: &Message,
         given: &mut std::vec::IntoIter<Vec<u8>>,
-    ) -> io::Result<(i32, Parts)> {
+    ) -> io::Result<Carried> {
         let refused =
             |refusal: crate::check::Refusal| io::Error::from_raw_os_error(refusal.errno());
         let node = locked(&self.vm).node(message.file).map_err(refused)?;
@@ -52,11 +66,17 @@ impl Device {
             Ok(parts) if given.next().is_none() => parts,
             _ => return Err(refused(locked(&self.vm).malformed())),
         };
-        let (_, ram_bytes) = program.ram(&message.extents)?;
         // Freeing a client excludes all calls: see the module above.
         let is_last = frees_client(message.request, node, &parts);
         let alone = is_last.then(|| self.flight.write().unwrap_or_else(PoisonError::into_inner));
         let shared = (!is_last).then(|| self.flight.read().unwrap_or_else(PoisonError::into_inner));
+        // Within the locks: memory that is taken from the VM waits for them.
+        let pieces = program.pieces(message)?;
+        let ram_bytes = pieces.bytes;
+        let wanted = locked(&self.vm).wanted(&call(message, &parts, ram_bytes));
+        if let Some(bytes) = wanted {
+            return Ok(Carried::Wants(bytes));
+        }
         let checked = {
             let mut vm = locked(&self.vm);
             let before = vm.refusals();
@@ -82,7 +102,7 @@ impl Device {
             }
             checked.map_err(refused)?
         };
-        let result = self.act(program, message, node, &mut parts, &checked);
+        let result = self.act(&pieces, message, node, &mut parts, &checked);
         let at = status_at(self.release, node, message.request);
         let success =
             result.is_ok() && at.is_none_or(|at| read_u32(&parts.buffers[0], at) == status::OK);
@@ -93,7 +113,10 @@ impl Device {
             success && issued,
         );
         if let Some(made) = made {
-            self.made(&made);
+            self.made(&made, &parts);
+        }
+        if success && issued {
+            self.lend_on(message, node, &parts);
         }
         drop((alone, shared));
         let result = result?;
@@ -106,13 +129,13 @@ impl Device {
                 locked(&self.vm).cut_to_quota(control, params);
             }
         }
-        Ok((result, parts))
+        Ok(Carried::Done(result, parts))
     }
 
     /// Does what the check decided.
     fn act(
         &self,
-        program: &Program<'_>,
+        pieces: &Pieces,
         message: &Message,
         node: Node,
         parts: &mut Parts,
@@ -134,39 +157,36 @@ impl Device {
                 result
             }
             Action::Register => {
-                let (ram, bytes) = program.ram(&message.extents)?;
-                let region = Region::of(ram, &message.extents, bytes)?;
+                let lent = pieces.map()?;
                 let top = &mut parts.buffers[0];
                 let address = read_u64(top, 24);
-                write_u64(top, 24, region.address() + address % PAGE_BYTES);
+                write_u64(top, 24, lent.address() + address % PAGE_BYTES);
                 let result = self.forward(message.file, node, message.request, parts);
                 write_u64(&mut parts.buffers[0], 24, address);
-                self.keep(parts, 40, region);
+                self.keep(parts, 40, lent);
                 result
             }
             Action::Replace { bytes } => {
-                let (ram, ram_bytes) = program.ram(&message.extents)?;
-                let region = Region::of(ram, &message.extents, ram_bytes)?;
+                let lent = pieces.map()?;
                 let top = &parts.buffers[0];
                 let own = [read_u32(top, 0), read_u32(top, 4), read_u32(top, 8)];
                 let gpu = locked(&self.vm).gpu_file_of(message.file);
                 let answer = match gpu {
-                    Some(gpu) => self.register(gpu, own, region.address(), bytes)?,
+                    Some(gpu) => self.register(gpu, own, lent.address(), bytes)?,
                     None => status::OPERATING_SYSTEM,
                 };
                 let at = status_at(self.release, node, message.request).unwrap_or(usize::MAX);
                 write_u32(&mut parts.buffers[0], at, answer);
                 if let Some(params) = parts.params_mut() {
                     // Size and limit in whole pages, as the driver would have filled them in.
-                    write_u64(params, 64, ram_bytes);
-                    write_u64(params, 88, ram_bytes - 1);
+                    write_u64(params, 64, pieces.bytes);
+                    write_u64(params, 88, pieces.bytes - 1);
                 }
-                self.keep(parts, at, region);
+                self.keep(parts, at, lent);
                 Ok(0)
             }
             Action::Exchange { bytes } => {
-                let (ram, ram_bytes) = program.ram(&message.extents)?;
-                let region = Region::of(ram, &message.extents, ram_bytes)?;
+                let lent = pieces.map()?;
                 let top = &parts.buffers[0];
                 let (client, handle) = (read_u32(top, 0), read_u32(top, 8));
                 let (object, gpu) = {
@@ -177,22 +197,18 @@ impl Device {
                     .zip(gpu)
                     .ok_or_else(|| io::Error::from_raw_os_error(libc::ENXIO))?;
                 self.free_object(message.file, [client, object.parent, handle]);
-                let answer = self.register(
-                    gpu,
-                    [client, object.parent, handle],
-                    region.address(),
-                    bytes,
-                )?;
+                let answer =
+                    self.register(gpu, [client, object.parent, handle], lent.address(), bytes)?;
                 let at = status_at(self.release, node, message.request).unwrap_or(usize::MAX);
                 write_u32(&mut parts.buffers[0], at, answer);
-                self.keep(parts, at, region);
+                self.keep(parts, at, lent);
                 Ok(0)
             }
             Action::Range { base, bytes } => {
                 let top = &parts.buffers[0];
                 let count = read_u32(top, 16 + uvm::ATTRIBUTES_MAX * uvm::ATTRIBUTE_BYTES) as usize;
                 let attributes = top[16..16 + count * uvm::ATTRIBUTE_BYTES].to_vec();
-                let answer = self.range(program, message, base, bytes, attributes)?;
+                let answer = self.range(pieces, message, base, bytes, attributes)?;
                 let at = status_at(self.release, node, message.request).unwrap_or(usize::MAX);
                 write_u32(&mut parts.buffers[0], at, answer);
                 Ok(0)
@@ -200,12 +216,31 @@ impl Device {
         }
     }
 
+    /// Notes what else uses guest RAM, or no longer does: the driver has references of its own.
+    fn lend_on(&self, message: &Message, node: Node, parts: &Parts) {
+        let Some(top) = parts.buffers.first() else {
+            return;
+        };
+        let word = |at| read_u32(top, at);
+        let number = number(message.request).map(|(number, _)| number);
+        if node == Node::Uvm && message.request == uvm::MAP_EXTERNAL_ALLOCATION {
+            let user = User::Range(message.file, base_of(top));
+            locked(&self.lending).used_by(user, word(MAP_CLIENT_AT), word(MAP_MEMORY_AT));
+        } else if node == Node::Uvm && message.request == uvm::FREE {
+            let gone = locked(&self.lending).unmapped(message.file, base_of(top));
+            drop(gone);
+        } else if node != Node::Uvm && number == Some(escape::RM_DUP_OBJECT) {
+            let user = User::Object(word(0), word(8));
+            locked(&self.lending).used_by(user, word(12), word(16));
+        }
+    }
+
     /// Keeps the guest RAM of an object that the driver has made.
-    fn keep(&self, parts: &Parts, status_at: usize, region: Region) {
+    fn keep(&self, parts: &Parts, status_at: usize, lent: Lent) {
         let top = &parts.buffers[0];
         if read_u32(top, status_at) == status::OK {
-            let key = (read_u32(top, 0), read_u32(top, 8));
-            locked(&self.regions).insert(key, region);
+            let (client, handle) = (read_u32(top, 0), read_u32(top, 8));
+            locked(&self.lending).insert(client, handle, lent);
         }
     }
 

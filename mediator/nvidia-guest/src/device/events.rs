@@ -1,6 +1,7 @@
-//! Events of the driver's files, passed on to the guest's eventfds by one thread.
+//! Events of the driver's files, passed on to the guest by one thread.
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,11 +14,41 @@ use rustix::io::Errno;
 /// Events per turn.
 const EVENTS_MAX: usize = 16;
 
+/// Gets events of files. It must not block.
+pub(super) trait Notify: Debug + Send + Sync {
+    /// A file has an event.
+    fn notify(&self, file: u32);
+}
+
+/// A program's eventfd.
+#[derive(Debug)]
+pub(super) struct Eventfd(OwnedFd);
+
+impl Eventfd {
+    /// An eventfd; its writes must not block.
+    ///
+    /// # Errors
+    /// As fcntl(2); `InvalidInput`.
+    pub(super) fn target(file: OwnedFd) -> io::Result<Arc<dyn Notify>> {
+        if !rustix::fs::fcntl_getfl(&file)?.contains(OFlags::NONBLOCK) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Ok(Arc::new(Self(file)))
+    }
+}
+
+impl Notify for Eventfd {
+    fn notify(&self, _file: u32) {
+        // One that is full has an event already.
+        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+    }
+}
+
 /// Files that are waited for, and where their events go.
 #[derive(Debug)]
 pub(super) struct Events {
     epoll: OwnedFd,
-    targets: Mutex<BTreeMap<u32, OwnedFd>>,
+    targets: Mutex<BTreeMap<u32, Arc<dyn Notify>>>,
 }
 
 impl Events {
@@ -51,22 +82,24 @@ impl Events {
             let targets = self.targets.lock().unwrap_or_else(PoisonError::into_inner);
             for event in &buffer {
                 // CAST: numbers of files have 32 bits.
-                if let Some(target) = targets.get(&(event.data.u64() as u32)) {
-                    // One that is full has an event already.
-                    let _ = rustix::io::write(target, &1_u64.to_ne_bytes());
+                let file = event.data.u64() as u32;
+                if let Some(target) = targets.get(&file) {
+                    target.notify(file);
                 }
             }
         }
     }
 
-    /// Passes events of a driver's file on. A target that could block is refused.
+    /// Passes events of a driver's file on.
     ///
     /// # Errors
-    /// As fcntl(2); `InvalidInput`.
-    pub(super) fn add(&self, number: u32, file: BorrowedFd<'_>, target: OwnedFd) -> io::Result<()> {
-        if !rustix::fs::fcntl_getfl(&target)?.contains(OFlags::NONBLOCK) {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
+    /// As epoll_ctl(2).
+    pub(super) fn add(
+        &self,
+        number: u32,
+        file: BorrowedFd<'_>,
+        target: Arc<dyn Notify>,
+    ) -> io::Result<()> {
         self.targets
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

@@ -11,7 +11,7 @@
 //! device process. A program that ends, in any way, closes its socket: its files are closed, and
 //! the driver frees its clients with them.
 //!
-//! Locks, outermost first: `flight`, then `vm`, `files`, `regions`, each alone. `flight` is read
+//! Locks, outermost first: `flight`, then `vm`, `files`, `lending`, each alone. `flight` is read
 //! while a call is issued, and written while a client is freed: the driver may give a freed
 //! client's handle to another VM.
 
@@ -19,7 +19,9 @@ mod calls;
 mod confine;
 mod driver;
 mod events;
+mod machine;
 mod program;
+mod ram;
 mod ranges;
 mod stand_in;
 
@@ -34,11 +36,13 @@ use std::thread;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 
-use crate::abi::{AbiError, Release, Tried};
+use crate::abi::numbers::class as known;
+use crate::abi::{AbiError, Parts, Release, Tried};
 use crate::check::{Freed, Limits, Made, Vm};
-use crate::sys::Region;
 pub use driver::{Driver, Nvidia};
 use events::Events;
+pub use machine::serve_machine;
+use ram::Lending;
 pub use stand_in::StandIn;
 
 /// Programs of a VM at a time.
@@ -105,8 +109,7 @@ pub struct Device {
     vm: Mutex<Vm>,
     flight: RwLock<()>,
     files: Mutex<BTreeMap<u32, Arc<Opened>>>,
-    /// Guest RAM of objects, by client and handle.
-    regions: Mutex<BTreeMap<(u32, u32), Region>>,
+    lending: Mutex<Lending>,
     windows: [OwnedFd; 2],
     events: Arc<Events>,
     report: Option<UnixDatagram>,
@@ -127,25 +130,7 @@ pub fn serve(
     driver: Arc<dyn Driver>,
     options: Options,
 ) -> Result<(), DeviceError> {
-    let release = crate::abi::release(&options.version)?;
-    if release.tried == Tried::HeadersOnly {
-        log::warn!(
-            "NVIDIA driver {}: its table is made of its headers, and CUDA was not run with it",
-            release.version
-        );
-    }
-    if options.confined {
-        confine::before_driver().map_err(DeviceError::Confine)?;
-    }
-    let device = Arc::new(Device::new(
-        release,
-        driver,
-        options.limits,
-        options.report,
-    )?);
-    if options.confined {
-        confine::before_programs(release).map_err(DeviceError::Confine)?;
-    }
+    let device = Arc::new(Device::prepare(driver, options)?);
     let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
     let ended = Arc::new(ended.map_err(|errno| DeviceError::Host(errno.into()))?);
     let mut programs: Vec<thread::JoinHandle<()>> = Vec::new();
@@ -191,7 +176,7 @@ pub fn serve(
             let (device, ended) = (Arc::clone(&device), Arc::clone(&ended));
             let name = thread::Builder::new().name("guest-program".to_owned());
             let started = name.spawn(move || {
-                program::Program::new(&device, number, socket).serve();
+                program::Program::new(&device, number).serve(&socket);
                 let _ = rustix::io::write(&*ended, &1_u64.to_ne_bytes());
             });
             match started {
@@ -203,6 +188,25 @@ pub fn serve(
 }
 
 impl Device {
+    /// The driver's windows are made, and rights given up.
+    fn prepare(driver: Arc<dyn Driver>, options: Options) -> Result<Self, DeviceError> {
+        let release = crate::abi::release(&options.version)?;
+        if release.tried == Tried::HeadersOnly {
+            log::warn!(
+                "NVIDIA driver {}: its table is made of its headers, and CUDA was not run with it",
+                release.version
+            );
+        }
+        if options.confined {
+            confine::before_driver().map_err(DeviceError::Confine)?;
+        }
+        let device = Self::new(release, driver, options.limits, options.report)?;
+        if options.confined {
+            confine::before_programs(release).map_err(DeviceError::Confine)?;
+        }
+        Ok(device)
+    }
+
     fn new(
         release: &'static Release,
         driver: Arc<dyn Driver>,
@@ -214,7 +218,7 @@ impl Device {
             vm: Mutex::new(Vm::new(release, limits)),
             flight: RwLock::new(()),
             files: Mutex::new(BTreeMap::new()),
-            regions: Mutex::new(BTreeMap::new()),
+            lending: Mutex::default(),
             windows: driver.windows().map_err(DeviceError::Windows)?,
             events: Events::start().map_err(DeviceError::Host)?,
             driver,
@@ -249,7 +253,7 @@ impl Device {
                     handle,
                     class,
                 } => {
-                    drop(locked(&self.regions).remove(&(client, handle)));
+                    self.freed(client, handle);
                     if is_reported(class) {
                         self.report(&format!("- {} {client:x} {handle:x}\n", std::process::id()));
                     }
@@ -259,7 +263,7 @@ impl Device {
                     let below = locked(&self.vm).freed(client, handle);
                     for one in below {
                         if let Freed::Gone { client, handle, .. } = one {
-                            drop(locked(&self.regions).remove(&(client, handle)));
+                            self.freed(client, handle);
                         }
                     }
                 }
@@ -267,7 +271,16 @@ impl Device {
         }
     }
 
-    fn made(&self, made: &Made) {
+    /// An object is gone, and what its memory was is unmapped without a lock.
+    fn freed(&self, client: u32, handle: u32) {
+        let gone = locked(&self.lending).freed(client, handle);
+        drop(gone);
+    }
+
+    fn made(&self, made: &Made, parts: &Parts) {
+        if known::is_channel(made.object.class) {
+            locked(&self.lending).channel(made, parts.params().unwrap_or_default());
+        }
         let Made {
             client,
             handle,
@@ -292,6 +305,5 @@ impl Device {
 
 /// Whether the launcher gets lines about objects of this class.
 fn is_reported(class: u32) -> bool {
-    use crate::abi::numbers::class as known;
     class == known::ROOT || class == known::CHANNEL_GROUP || known::is_channel(class)
 }

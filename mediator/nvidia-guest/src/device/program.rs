@@ -8,11 +8,13 @@ use std::sync::{Arc, PoisonError};
 
 use rustix::fs::{SealFlags, fcntl_get_seals};
 
+use super::events::{Eventfd, Notify};
+use super::ram::{GuestRam, OneFile, Pieces};
 use super::{Device, Opened, locked};
-use crate::abi::Node;
 use crate::abi::numbers::PAGE_BYTES;
+use crate::abi::{self, Node};
 use crate::check::Mapping;
-use crate::proto::{Extent, Kind, Message, Received, VERSION, node_of, receive, send};
+use crate::proto::{Kind, Message, Received, VERSION, node_of, receive, send};
 
 /// Most bytes of a page that is copied.
 const PAGE_COPY_MAX: u64 = PAGE_BYTES;
@@ -22,15 +24,10 @@ const PAGE_COPY_MAX: u64 = PAGE_BYTES;
 pub(super) struct Program<'a> {
     pub(super) device: &'a Device,
     number: u64,
-    socket: UnixStream,
-    ram: Option<Ram>,
-}
-
-/// The program's memory that the driver may use.
-#[derive(Debug)]
-struct Ram {
-    file: File,
-    bytes: u64,
+    /// Memory that the driver may use.
+    ram: Option<Arc<dyn GuestRam>>,
+    /// Gets the files' events, where the program brings no descriptor for them.
+    events: Option<Arc<dyn Notify>>,
 }
 
 /// An answer, with a descriptor beside it.
@@ -41,23 +38,43 @@ fn errno(error: &io::Error) -> i32 {
 }
 
 impl<'a> Program<'a> {
-    pub(super) const fn new(device: &'a Device, number: u64, socket: UnixStream) -> Self {
+    pub(super) const fn new(device: &'a Device, number: u64) -> Self {
         Self {
             device,
             number,
-            socket,
             ram: None,
+            events: None,
+        }
+    }
+
+    /// All programs of a VM, with the memory and the events of its device.
+    pub(super) fn of_machine(
+        device: &'a Device,
+        number: u64,
+        ram: Arc<dyn GuestRam>,
+        events: Arc<dyn Notify>,
+    ) -> Self {
+        Self {
+            device,
+            number,
+            ram: Some(ram),
+            events: Some(events),
         }
     }
 
     /// Answers until the socket is closed, or something else than a request arrives.
-    pub(super) fn serve(mut self) {
-        while let Ok(Some(received)) = receive(&self.socket) {
+    pub(super) fn serve(mut self, socket: &UnixStream) {
+        while let Ok(Some(received)) = receive(socket) {
             let (answer, descriptor) = self.answer(received);
-            if send(&self.socket, &answer, descriptor.as_slice()).is_err() {
+            if send(socket, &answer, descriptor.as_slice()).is_err() {
                 break;
             }
         }
+        self.end();
+    }
+
+    /// Closes all files.
+    pub(super) fn end(&self) {
         // The lock is not held while they are closed.
         let files = locked(&self.device.vm).files_of(self.number);
         for file in files {
@@ -65,7 +82,8 @@ impl<'a> Program<'a> {
         }
     }
 
-    fn answer(&mut self, received: Received) -> Answer<'a> {
+    /// Carries out a request.
+    pub(super) fn answer(&mut self, received: Received) -> Answer<'a> {
         let Received {
             message,
             descriptors,
@@ -74,6 +92,12 @@ impl<'a> Program<'a> {
         let result = match message.kind {
             Kind::Hello => self.hello(&message, descriptor),
             Kind::Stat => self.stat(&message),
+            Kind::Table => {
+                let mut answer = message.answer();
+                answer.buffers.push(abi::rows(self.device.release));
+                Ok(answer)
+            }
+            Kind::Released => Ok(message.answer()),
             Kind::Open => self.open(&message, descriptor),
             Kind::Close => self.own(message.file).map(|()| {
                 self.device.close(message.file);
@@ -93,17 +117,18 @@ impl<'a> Program<'a> {
     }
 
     fn hello(&mut self, message: &Message, ram: Option<OwnedFd>) -> io::Result<Message> {
-        let ram = ram.ok_or(io::ErrorKind::InvalidInput)?;
-        if message.a != u64::from(VERSION) || self.ram.is_some() {
+        if message.a != u64::from(VERSION) || self.ram.is_some() == ram.is_some() {
             return Err(io::Error::from_raw_os_error(libc::EPROTO));
         }
-        // A file that can shrink could take pages from below a mapping.
-        if !fcntl_get_seals(&ram)?.contains(SealFlags::SHRINK) {
-            return Err(io::Error::from_raw_os_error(libc::EPERM));
+        if let Some(ram) = ram {
+            // A file that can shrink could take pages from below a mapping.
+            if !fcntl_get_seals(&ram)?.contains(SealFlags::SHRINK) {
+                return Err(io::Error::from_raw_os_error(libc::EPERM));
+            }
+            let file = Arc::new(File::from(ram));
+            let bytes = file.metadata()?.len();
+            self.ram = Some(Arc::new(OneFile { file, bytes }));
         }
-        let file = File::from(ram);
-        let bytes = file.metadata()?.len();
-        self.ram = Some(Ram { file, bytes });
         let mut answer = message.answer();
         answer
             .buffers
@@ -131,6 +156,10 @@ impl<'a> Program<'a> {
         let mut answer = message.answer();
         answer.file = number;
         answer.a = device.driver.device_number(node)?;
+        let target = match target {
+            Some(target) => Some(Eventfd::target(target)?),
+            None => self.events.clone(),
+        };
         if let Some(target) = target.filter(|_| node != Node::Uvm) {
             device.events.add(number, opened.file()?.as_fd(), target)?;
         }
@@ -154,6 +183,8 @@ impl<'a> Program<'a> {
         let mut answer = message.answer();
         match mapping.ok_or_else(|| io::Error::from_raw_os_error(libc::ENXIO))? {
             Mapping::Window { bar1 } => {
+                // A guest has it as a BAR.
+                answer.a = 1 + u64::from(bar1);
                 Ok((answer, Some(device.windows[usize::from(bar1)].as_fd())))
             }
             Mapping::Page if message.a <= PAGE_COPY_MAX => {
@@ -169,30 +200,23 @@ impl<'a> Program<'a> {
         }
     }
 
-    /// The program's RAM, if the extents are whole pages within it.
-    pub(super) fn ram(&self, extents: &[Extent]) -> io::Result<(BorrowedFd<'_>, u64)> {
+    /// Guest RAM of a request.
+    ///
+    /// # Errors
+    /// EPROTO if there is none; EINVAL if the extents are not within it.
+    pub(super) fn pieces(&self, message: &Message) -> io::Result<Pieces> {
         let ram = self
             .ram
             .as_ref()
             .ok_or_else(|| io::Error::from_raw_os_error(libc::EPROTO))?;
-        let mut sum = 0_u64;
-        for extent in extents {
-            let end = extent.offset.checked_add(extent.bytes);
-            let whole =
-                extent.offset.is_multiple_of(PAGE_BYTES) && extent.bytes.is_multiple_of(PAGE_BYTES);
-            sum = sum.saturating_add(extent.bytes);
-            if !whole || extent.bytes == 0 || end.is_none_or(|end| end > ram.bytes) {
-                return Err(io::Error::from_raw_os_error(libc::EINVAL));
-            }
-        }
-        Ok((ram.file.as_fd(), sum))
+        ram.pieces(message)
     }
 }
 
 impl Device {
     /// Closes a file. The driver frees the clients that were made on it; none of their calls is in
     /// flight then.
-    fn close(&self, file: u32) {
+    pub(super) fn close(&self, file: u32) {
         let flight = self.flight.write().unwrap_or_else(PoisonError::into_inner);
         let freed = locked(&self.vm).close(file);
         self.events.remove(file);
@@ -200,5 +224,7 @@ impl Device {
         drop(opened);
         drop(flight);
         self.forget(&freed);
+        let unmapped = locked(&self.lending).closed(file);
+        drop(unmapped);
     }
 }

@@ -6,20 +6,20 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use super::program::Program;
+use super::ram::{Pieces, User};
 use super::{Device, driver, locked};
 use crate::abi::numbers::{escape, status, uvm};
 use crate::abi::{Node, read_u32, write_u32, write_u64};
 use crate::check::Call;
 use crate::proto::Message;
-use crate::sys::Region;
 
 /// Offsets in UVM_MAP_EXTERNAL_ALLOCATION's parameters. SOURCE: `uvm_ioctl.h`, 570 to 595.
 const MAP_BYTES: usize = 9264;
 const MAP_ATTRIBUTES_AT: usize = 24;
 const MAP_COUNT_AT: usize = 9240;
 const MAP_CONTROL_AT: usize = 9248;
-const MAP_CLIENT_AT: usize = 9252;
-const MAP_MEMORY_AT: usize = 9256;
+pub(super) const MAP_CLIENT_AT: usize = 9252;
+pub(super) const MAP_MEMORY_AT: usize = 9256;
 const MAP_STATUS_AT: usize = 9260;
 /// UvmGpuMappingAttributes: mapping type, then caching. SOURCE: `uvm_types.h`.
 const CACHING_AT: usize = 20;
@@ -32,8 +32,9 @@ impl Device {
     /// If it is refused.
     pub(super) fn managed(&self, program: &Program<'_>, message: &Message) -> io::Result<Message> {
         let (base, bytes) = (message.a, message.b);
-        let (_, ram_bytes) = program.ram(&message.extents)?;
         let _shared = self.flight.read().unwrap_or_else(PoisonError::into_inner);
+        let pieces = program.pieces(message)?;
+        let ram_bytes = pieces.bytes;
         let checked = {
             let mut vm = locked(&self.vm);
             vm.range(message.file, base, bytes, ram_bytes)
@@ -47,7 +48,7 @@ impl Device {
             write_u32(&mut attribute, CACHING_AT, CACHED);
             attributes.extend(attribute);
         }
-        let result = self.range(program, message, base, bytes, attributes);
+        let result = self.range(&pieces, message, base, bytes, attributes);
         let parts = crate::abi::Parts::default();
         let call = Call {
             file: message.file,
@@ -64,7 +65,7 @@ impl Device {
     /// Maps guest RAM for the GPUs of the attributes; returns the status.
     pub(super) fn range(
         &self,
-        program: &Program<'_>,
+        pieces: &Pieces,
         message: &Message,
         base: u64,
         bytes: u64,
@@ -78,11 +79,10 @@ impl Device {
         let Some(gpu_file) = locked(&self.vm).gpu_file_of(space.control) else {
             return Ok(status::OBJECT_NOT_FOUND);
         };
-        let (ram, ram_bytes) = program.ram(&message.extents)?;
-        let region = Region::of(ram, &message.extents, ram_bytes)?;
+        let lent = pieces.map()?;
         let handle = self.next_handle.fetch_add(1, Ordering::Relaxed);
         let own = [space.client, space.device, handle];
-        match self.register(gpu_file, own, region.address(), bytes)? {
+        match self.register(gpu_file, own, lent.address(), bytes)? {
             status::OK => {}
             status => return Ok(status),
         }
@@ -116,7 +116,10 @@ impl Device {
             }
         }
         locked(&self.vm).add_range(message.file, base, bytes, &space, handle);
-        locked(&self.regions).insert((space.client, handle), region);
+        let mut lending = locked(&self.lending);
+        lending.insert(space.client, handle, lent);
+        // Unified memory has a duplicate of the object until the range is freed.
+        lending.used_by(User::Range(message.file, base), space.client, handle);
         Ok(status::OK)
     }
 

@@ -1,6 +1,6 @@
 //! A stand-in for the driver, for tests on hosts without a GPU. It answers the escapes by which
 //! libcuda starts, over memory files, and executes nothing: a doorbell store advances GP_GET to
-//! GP_PUT in the channel's USERD, as if all commands had run.
+//! GP_PUT in the channel's USERD, as if all commands had run, and raises the client's events.
 //!
 //! It keeps the driver's rules that matter for isolation: clients are numbered over all VMs, an
 //! unknown client is refused, and closing a file frees the clients that were made on it.
@@ -18,7 +18,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, makedev, memfd_create};
 
 use super::{Driver, locked};
-use crate::abi::numbers::{WINDOW_BYTES, class, escape, status};
+use crate::abi::numbers::{WINDOW_BYTES, class, escape, status, uvm};
 use crate::abi::{Node, Parts, number, read_u32, read_u64, write_u32};
 
 /// First handle of a client. SOURCE: seen of driver 580.159.04.
@@ -35,6 +35,8 @@ const GP_PUT_AT: u64 = 0x8c;
 const GET_TOKEN: u32 = 0xc36f_0108;
 /// Interval at which a window is read.
 const READ_EVERY: Duration = Duration::from_millis(1);
+/// Time of UVM_REGISTER_GPU. SOURCE: measured, driver 580.159.04.
+const REGISTER_GPU_TIME: Duration = Duration::from_millis(94);
 /// The first bytes of the shared page.
 const PAGE: &[u8] = b"stand-in";
 
@@ -49,6 +51,8 @@ pub struct StandIn {
 #[derive(Debug, Default)]
 struct State {
     clients: BTreeMap<u32, Client>,
+    /// Open files, by descriptor, to raise their events.
+    files: BTreeMap<i32, OwnedFd>,
     made: u32,
     tokens: u32,
     calls: u64,
@@ -59,6 +63,8 @@ struct State {
 struct Client {
     /// Descriptor that it was made on.
     file: i32,
+    /// Descriptors that get its events.
+    events: Vec<i32>,
     objects: BTreeMap<u32, Object>,
 }
 
@@ -125,14 +131,21 @@ impl StandIn {
 impl Driver for Arc<StandIn> {
     fn open(&self, node: Node) -> io::Result<OwnedFd> {
         self.device_number(node)?;
-        Ok(eventfd(0, EventfdFlags::CLOEXEC)?)
+        let file = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let copy = file.try_clone()?;
+        locked(&self.state).files.insert(file.as_raw_fd(), copy);
+        Ok(file)
     }
 
     fn close(&self, file: OwnedFd) {
         let number = file.as_raw_fd();
-        locked(&self.state)
+        let mut state = locked(&self.state);
+        state.files.remove(&number);
+        state.clients.retain(|_, client| client.file != number);
+        state
             .clients
-            .retain(|_, client| client.file != number);
+            .values_mut()
+            .for_each(|client| client.events.retain(|event| *event != number));
     }
 
     fn device_number(&self, node: Node) -> io::Result<u64> {
@@ -145,6 +158,9 @@ impl Driver for Arc<StandIn> {
     }
 
     fn call(&self, file: BorrowedFd<'_>, request: u32, parts: &mut Parts) -> io::Result<i32> {
+        if request == uvm::REGISTER_GPU {
+            thread::sleep(REGISTER_GPU_TIME);
+        }
         let mut state = locked(&self.state);
         state.calls += 1;
         if let Some((number, _)) = number(request) {
@@ -184,13 +200,14 @@ fn watch(window: &File, driver: &Weak<StandIn>) {
         if window.read_exact_at(&mut word, DOORBELL_AT).is_ok() && word != [0; 4] {
             let _ = window.write_all_at(&[0; 4], DOORBELL_AT);
             let mut state = locked(&driver.state);
-            if let Some(userd) = state.userd_of(u32::from_ne_bytes(word)) {
+            if let Some((client, userd)) = state.userd_of(u32::from_ne_bytes(word)) {
                 let mut put = [0; 4];
                 let memory = &driver.memory;
                 let moved = memory
                     .read_exact_at(&mut put, userd + GP_PUT_AT)
                     .and_then(|()| memory.write_all_at(&put, userd + GP_GET_AT));
                 state.rings += u64::from(moved.is_ok());
+                state.raise(client);
             }
         }
         drop(driver);
@@ -199,16 +216,29 @@ fn watch(window: &File, driver: &Weak<StandIn>) {
 }
 
 impl State {
-    /// Address of the USERD of the channel with this token.
-    fn userd_of(&self, token: u32) -> Option<u64> {
-        self.clients.values().find_map(|client| {
+    /// Raises an event of a client's files.
+    fn raise(&self, client: u32) {
+        let events = self
+            .clients
+            .get(&client)
+            .into_iter()
+            .flat_map(|client| &client.events);
+        for file in events.filter_map(|event| self.files.get(event)) {
+            // One that is full has an event already.
+            let _ = rustix::io::write(file, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// The client of the channel with this token, and the address of its USERD.
+    fn userd_of(&self, token: u32) -> Option<(u32, u64)> {
+        self.clients.iter().find_map(|(number, client)| {
             let channel = client
                 .objects
                 .values()
                 .find(|object| object.token == token)?;
             let (memory, offset) = channel.userd;
             let memory = client.objects.get(&memory)?;
-            (memory.address != 0).then_some(memory.address + offset)
+            (memory.address != 0).then_some((*number, memory.address + offset))
         })
     }
 
@@ -227,6 +257,7 @@ impl State {
                 self.made += 1;
                 let made = Client {
                     file,
+                    events: Vec::new(),
                     objects: BTreeMap::new(),
                 };
                 self.clients.insert(new, made);
@@ -247,6 +278,17 @@ impl State {
                 (if is_ram || long { 40 } else { 28 }, answer)
             }
             escape::RM_FREE => (12, self.free(client, handle)),
+            escape::ALLOC_OS_EVENT | escape::FREE_OS_EVENT => {
+                // CAST: descriptors of this process.
+                let file = handle as i32;
+                if let Some(client) = self.clients.get_mut(&client) {
+                    client.events.retain(|event| *event != file);
+                    client
+                        .events
+                        .extend((number == escape::ALLOC_OS_EVENT).then_some(file));
+                }
+                (12, refused)
+            }
             escape::RM_DUP_OBJECT => (
                 24,
                 if self.clients.contains_key(&word(12)) {

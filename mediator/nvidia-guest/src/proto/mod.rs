@@ -2,7 +2,9 @@
 //!
 //! A message is a header of fixed size, the lengths of its buffers, extents of guest RAM, and the
 //! buffers' bytes. Requests have numbers, so that a ring in guest RAM can carry the same messages
-//! with several in flight. All lengths are bounded, and both sides decode with the same function.
+//! with several in flight. There, a request with extents has a number of its memory in `result`.
+//! The extents of an answer are the numbers of memory that is no longer used; its `b` is how many
+//! more there are. All lengths are bounded, and both sides decode with the same function.
 //!
 //! ```text
 //! Hello     version, RAM's bytes, RAM's file      -> release as text
@@ -12,6 +14,8 @@
 //! Map       file, length                          -> a window's descriptor, or a page's bytes
 //! Managed   file, base, length, extents           -> status
 //! Stat      node                                  -> device number
+//! Table     -                                     -> rows of the release (abi::rows)
+//! Released  -                                     -> -
 //! ```
 
 mod socket;
@@ -55,10 +59,14 @@ pub enum Kind {
     Managed = 6,
     /// The device number of a node: its kind in `a`, and the number in the answer's.
     Stat = 7,
+    /// The release's table.
+    Table = 8,
+    /// What is no longer used, beyond the room of earlier answers.
+    Released = 9,
 }
 
 impl Kind {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 9] = [
         Self::Hello,
         Self::Open,
         Self::Close,
@@ -66,6 +74,8 @@ impl Kind {
         Self::Map,
         Self::Managed,
         Self::Stat,
+        Self::Table,
+        Self::Released,
     ];
 }
 

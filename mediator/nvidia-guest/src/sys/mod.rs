@@ -2,14 +2,15 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr;
+use std::sync::Arc;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use crate::abi::{Parts, read_u64, write_u64};
-use crate::proto::Extent;
 
 /// Issues a call. The driver gets the addresses of the buffers; afterwards the guest's values are
 /// in their places again.
@@ -40,6 +41,16 @@ pub(crate) fn call(fd: BorrowedFd<'_>, request: u32, parts: &mut Parts) -> io::R
     if result < 0 { Err(error) } else { Ok(result) }
 }
 
+/// A part of a file of guest RAM.
+#[derive(Clone, Debug)]
+pub(crate) struct Piece {
+    pub(crate) file: Arc<File>,
+    /// Byte of the file.
+    pub(crate) offset: u64,
+    /// Bytes.
+    pub(crate) bytes: u64,
+}
+
 /// Parts of guest RAM, mapped one behind the other.
 #[derive(Debug)]
 pub(crate) struct Region {
@@ -49,13 +60,15 @@ pub(crate) struct Region {
 
 // SAFETY: the address is not dereferenced; the mapping belongs to the process.
 unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
 
 impl Region {
-    /// Maps extents of a file. Their offsets and lengths are whole pages within the file.
+    /// Maps pieces of files. Their offsets and lengths are whole pages within the file.
     ///
     /// # Errors
     /// As mmap(2).
-    pub(crate) fn of(ram: BorrowedFd<'_>, extents: &[Extent], bytes: u64) -> io::Result<Self> {
+    pub(crate) fn of(pieces: &[Piece], bytes: u64) -> io::Result<Self> {
         let bytes = usize::try_from(bytes).map_err(io::Error::other)?;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let address = unsafe {
@@ -68,9 +81,9 @@ impl Region {
         }?;
         let region = Self { address, bytes };
         let mut at = 0;
-        for extent in extents {
+        for piece in pieces {
             // CAST: at most `bytes`, which fits.
-            let length = extent.bytes as usize;
+            let length = piece.bytes as usize;
             if at + length > bytes {
                 return Err(io::ErrorKind::InvalidInput.into());
             }
@@ -81,8 +94,8 @@ impl Region {
                     length,
                     ProtFlags::READ | ProtFlags::WRITE,
                     MapFlags::SHARED | MapFlags::FIXED,
-                    ram,
-                    extent.offset,
+                    piece.file.as_fd(),
+                    piece.offset,
                 )
             }?;
             at += length;

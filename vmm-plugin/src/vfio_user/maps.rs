@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 
-use crate::vfio_user::{DMA_MAPS_MAX, DmaMap, DmaUnmap, Errno};
+use super::{DMA_MAPS_MAX, DmaMap, DmaUnmap, Errno};
 use crate::wire::Region;
 
 /// Mappings with memory behind them, as many as the daemon takes of one VM.
@@ -22,20 +22,25 @@ struct Piece {
 
 /// All pieces, by address.
 #[derive(Debug, Default)]
-pub(super) struct Maps {
+pub struct Maps {
     pieces: BTreeMap<u64, Piece>,
 }
 
-/// Memory that the daemon has to know of.
+/// A piece with memory behind it.
 #[derive(Debug)]
-pub(super) struct Memory<'a> {
-    pub(super) region: Region,
-    pub(super) file: &'a File,
+pub struct Memory<'a> {
+    /// Its place.
+    pub region: Region,
+    /// Its file.
+    pub file: &'a File,
 }
 
 impl Maps {
     /// Takes a mapping; returns it if there is memory behind it.
-    pub(super) fn add(&mut self, map: DmaMap) -> Result<Option<Memory<'_>>, Errno> {
+    ///
+    /// # Errors
+    /// If it overlaps another, or there are too many.
+    pub fn add(&mut self, map: DmaMap) -> Result<Option<Memory<'_>>, Errno> {
         let end = map.address + map.bytes;
         let before = self.pieces.range(..end).next_back();
         if before.is_some_and(|(at, piece)| at + piece.bytes > map.address) {
@@ -58,7 +63,10 @@ impl Maps {
     }
 
     /// Removes the pieces in a range, which must not cut one; returns those that had memory.
-    pub(super) fn remove(&mut self, unmap: DmaUnmap) -> Result<Vec<Region>, Errno> {
+    ///
+    /// # Errors
+    /// If the range cuts a piece.
+    pub fn remove(&mut self, unmap: DmaUnmap) -> Result<Vec<Region>, Errno> {
         let (address, end) = match unmap {
             DmaUnmap::All => (0, u64::MAX),
             DmaUnmap::Range { address, bytes } => (address, address + bytes),
@@ -85,7 +93,7 @@ impl Maps {
     }
 
     /// All memory.
-    pub(super) fn memory(&self) -> impl Iterator<Item = Memory<'_>> {
+    pub fn memory(&self) -> impl Iterator<Item = Memory<'_>> {
         self.pieces.iter().filter_map(|(at, piece)| {
             let (file, file_offset) = piece.memory.as_ref()?;
             let region = Region {
@@ -98,7 +106,7 @@ impl Maps {
     }
 
     /// The one file that all memory is in, if so and if a Hello takes it.
-    pub(super) fn one_file(&self) -> Option<&File> {
+    pub fn one_file(&self) -> Option<&File> {
         let identity = |file: &File| file.metadata().ok().map(|m| (m.dev(), m.ino()));
         let first = self.memory().next()?.file;
         let known = identity(first)?;
