@@ -39,6 +39,9 @@ pub(super) struct DaemonArgs {
     /// Where runs are recorded
     #[arg(skip)]
     record: Option<PathBuf>,
+    /// Tenants of a cell, from the first, that have no NVIDIA node
+    #[arg(skip)]
+    isolated: usize,
 }
 
 impl DaemonArgs {
@@ -57,6 +60,14 @@ impl DaemonArgs {
         let record = folder.map(Path::to_owned);
         Self {
             record,
+            ..self.clone()
+        }
+    }
+
+    /// The same with the first tenants isolated, this many.
+    pub(super) fn isolating(&self, isolated: usize) -> Self {
+        Self {
+            isolated,
             ..self.clone()
         }
     }
@@ -120,6 +131,7 @@ pub(super) enum Running {
         daemon: Daemon,
         socket: PathBuf,
         record: Option<PathBuf>,
+        isolated: usize,
         _folder: TempDir,
     },
 }
@@ -130,6 +142,7 @@ fn serve(args: &DaemonArgs, device: u32, folder: TempDir) -> anyhow::Result<Runn
         daemon,
         socket,
         record: args.record.clone(),
+        isolated: args.isolated,
         _folder: folder,
     })
 }
@@ -207,6 +220,11 @@ pub(super) fn tenant_of(
     Ok(command)
 }
 
+/// Words for `turnstile run` of a program that has no NVIDIA node, if it has none.
+pub(super) const fn isolation_words(isolated: bool) -> &'static [&'static str] {
+    if isolated { &["--isolated"] } else { &[] }
+}
+
 impl Running {
     /// The command that runs `program` as tenant `index`, which is to have this percentage of the
     /// GPU.
@@ -224,8 +242,11 @@ impl Running {
                 xsched.adopt(server, &mut command, percent);
                 command
             }
-            Self::Serve { socket, .. } => {
-                tenant_of(socket, &name(index), tenant.weight, &[], program)?
+            Self::Serve {
+                socket, isolated, ..
+            } => {
+                let words = isolation_words(index < *isolated);
+                tenant_of(socket, &name(index), tenant.weight, words, program)?
             }
         })
     }

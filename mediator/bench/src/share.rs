@@ -51,6 +51,9 @@ pub(super) struct ShareArgs {
     /// A cell that is not in the matrix, as WEIGHT:KERNEL[:PATTERN],...; instead of the matrix
     #[arg(long = "cell", value_parser = cell)]
     cells: Vec<Cell>,
+    /// Under the daemon, give this many tenants of a cell, from the first, no NVIDIA node
+    #[arg(long, default_value_t = 0)]
+    isolated: usize,
     /// Only natively, or only under the daemon
     #[arg(long, value_parser = ["native", "scheduled"])]
     only: Option<String>,
@@ -282,7 +285,10 @@ pub(super) fn run(args: &ShareArgs) -> anyhow::Result<()> {
     if args.seconds < args.skip + 1.0 {
         bail!("Nothing is left of a run: --seconds has to be a second more than --skip");
     }
-    let daemon = args.daemon.recorded(args.record.as_deref());
+    let daemon = args
+        .daemon
+        .recorded(args.record.as_deref())
+        .isolating(args.isolated);
     let part = |name| args.only.as_deref().is_none_or(|only| only == name);
     let natively = if part("native") {
         without_weights(&cells)

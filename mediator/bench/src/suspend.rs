@@ -31,6 +31,7 @@ use turnstile_nvidia::rm::{RmClient, RmError};
 use turnstile_nvidia::version;
 
 use super::processes::{Common, Load, words};
+use super::scheduler::isolation_words;
 use super::{GpuArg, progress, wall_ns};
 use turnstile_nvidia::commands::{preemptor_command, watchdog_command};
 
@@ -68,6 +69,9 @@ pub(super) struct SuspendArgs {
     /// Also suspend each channel of the compute group alone, a twentieth as often
     #[arg(long)]
     single: bool,
+    /// Suspend a load that has no NVIDIA node
+    #[arg(long, conflicts_with = "preload")]
+    isolated: bool,
     /// Library that reports handles, in place of what `turnstile run` learns
     #[arg(long)]
     preload: Option<PathBuf>,
@@ -195,7 +199,8 @@ impl Learnt {
             command.env("LD_PRELOAD", preload);
             command.env("TURNSTILE_HANDLES", &path);
         } else {
-            command.args(["run", "--learn-only"]).arg(&path).arg("--");
+            command.arg("run").args(isolation_words(args.isolated));
+            command.arg("--learn-only").arg(&path).arg("--");
             command.arg(&program);
         }
         let tenant = Tenant {
@@ -210,6 +215,10 @@ impl Learnt {
         let mut handles = Handles::default();
         for line in fs::read_to_string(&path)?.lines() {
             handles.take(line)?;
+        }
+        if args.isolated {
+            // Its objects are those of its device process.
+            load.pid = handles.pids().next().unwrap_or_default();
         }
         if handles.compute_channels(load.pid).is_empty() {
             bail!("Nothing was learnt of the load's channels");

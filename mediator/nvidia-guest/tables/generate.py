@@ -55,13 +55,15 @@ CONTROLS = """101 127 12b 13a 1f0 201 202 205 214 215 21b 279 27b 288 289 a04 d0
     00de0001 503c0102 503c0104 503c0105 83de0309 906f0101 90e60102 a06c0101 a06c0103 a06c0105 c36f0108 cb330101
     800280 800289 800292 801102 801301 801307 801401 801402 801701 80170d 801909 800201 410110
     20800101 20800102 20800110 20800111 20800119 20800123 20800124 2080012f 20800131 20800145 20800146 2080014a
-    20800170 20800195 208001a3 20800406 20800802 20801201 20801210 20801218 2080121b 20801227 2080122a 2080122b
+    20800170 2080018d 20800195 208001a3 20800406 20800802 20801201 20801210 20801218 2080121b 20801227 2080122a 2080122b
     20801230 20801301 20801303 20801701 20801801 20801802 20801803 20801823 2080182a 2080182b 2080200a 2080220c
     20802210 20802a01 20802a0a 20803001 20803002 20803601 20803801 20810108
     20808159 20808162 20809001 20809009 20809038 20809064 2080a026 2080a084""".split()
 # Answered with success, not carried out: opening of a client's objects to every process, clock boosts, the
 # timeslice of a group, which is the host's.
 ANSWERED = {0xD04, 0x2080200A, 0xA06C0103}
+# Answered with an empty list: the processes on the GPU, which are other tenants'.
+EMPTY = {0x2080018D}
 # Embedded buffers: byte of the address, byte of the count, bytes of an element (`^`: count squared).
 BUFFERS = {
     0x101: ["8:0:1", "16:0:1", "24:0:1"], 0x127: ["160:128:4^", "168:128:4^"],
@@ -219,7 +221,7 @@ def main(repository, release, tag, shown):
     for number in sorted(wanted):
         key = ("control", f"{number:x}")
         size = one(*key, "size")
-        notes = ["answer"] if number in ANSWERED else []
+        notes = ["empty"] if number in EMPTY else ["answer"] if number in ANSWERED else []
         buffers = BUFFERS.get(number, [])
         notes += [f"buffer@{text}" for text in buffers]
         inner = {int(text.split(":")[0]) for text in buffers}

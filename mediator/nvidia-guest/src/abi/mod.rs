@@ -85,6 +85,8 @@ pub struct Layout {
     pub base: Option<usize>,
     /// Answered with success, without the driver.
     pub answered: bool,
+    /// Answered with parameters of zero, which is an empty list.
+    pub empty: bool,
 }
 
 /// A release's table.

@@ -84,6 +84,7 @@ fn layout(bytes: &str, notes: &[&str]) -> Option<Layout> {
         let numbers = numbers.unwrap_or_default();
         match (kind, &numbers[..]) {
             ("answer", []) => layout.answered = true,
+            ("empty", []) => layout.empty = true,
             ("buffer", &[at, count_at, element_bytes]) => layout.buffers.push(Embedded {
                 at,
                 count_at,

@@ -147,7 +147,9 @@ impl Vm {
             return Ok(Checked::of(Action::Answer(status::NOT_SUPPORTED)));
         };
         self.own_all(layout, call.parts.params().unwrap_or_default())?;
-        Ok(Checked::of(if layout.answered {
+        Ok(Checked::of(if layout.empty {
+            Action::Nothing
+        } else if layout.answered {
             Action::Answer(status::OK)
         } else {
             Action::Forward

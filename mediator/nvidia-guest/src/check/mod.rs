@@ -120,6 +120,8 @@ pub enum Action {
     Forward,
     /// Answer with this status, without the driver.
     Answer(u32),
+    /// Answer with success and parameters of zero: an empty list.
+    Nothing,
     /// Register the guest RAM of the call under the handle that it names (RM_ALLOC_MEMORY).
     Register,
     /// The same instead of a memory object of the driver (RM_ALLOC).

@@ -106,7 +106,10 @@ impl Device {
         let at = status_at(self.release, node, message.request);
         let success =
             result.is_ok() && at.is_none_or(|at| read_u32(&parts.buffers[0], at) == status::OK);
-        let issued = !matches!(checked.action, Action::Answer(_) | Action::Range { .. });
+        let issued = !matches!(
+            checked.action,
+            Action::Answer(_) | Action::Nothing | Action::Range { .. }
+        );
         let (made, freed) = locked(&self.vm).settle(
             &call(message, &parts, ram_bytes),
             &checked,
@@ -145,6 +148,15 @@ impl Device {
             Action::Answer(status) => {
                 if let Some(at) = status_at(self.release, node, message.request) {
                     write_u32(&mut parts.buffers[0], at, status);
+                }
+                Ok(0)
+            }
+            Action::Nothing => {
+                if let Some(at) = status_at(self.release, node, message.request) {
+                    write_u32(&mut parts.buffers[0], at, status::OK);
+                }
+                if let Some(params) = parts.params_mut() {
+                    params.fill(0);
                 }
                 Ok(0)
             }
