@@ -30,5 +30,6 @@ macro_rules! command {
 }
 
 command!(bench, "nvidia");
+command!(cuda_vm, "nvidia");
 command!(run, "nvidia");
 command!(ui, "dashboard");

@@ -16,6 +16,8 @@ mod admin;
 mod chosen;
 mod completions;
 mod config;
+#[cfg(feature = "nvidia")]
+mod cuda_vm;
 mod demo;
 mod doctor;
 mod finding;
@@ -53,7 +55,7 @@ use std::process::ExitCode;
 #[cfg(not(feature = "dashboard"))]
 use absent::ui;
 #[cfg(not(feature = "nvidia"))]
-use absent::{bench, run};
+use absent::{bench, cuda_vm, run};
 use clap::{CommandFactory, Parser, Subcommand};
 #[cfg(feature = "nvidia")]
 use turnstile_bench as bench;
@@ -98,6 +100,8 @@ enum Command {
     Usage(usage::Args),
     /// Run a CUDA program, and what it starts, as a tenant of a running daemon
     Run(run::Args),
+    /// Serve the CUDA device of a VM with the guest module, as a tenant of a running daemon
+    CudaVm(cuda_vm::Args),
     /// Show what this host supports, and a remedy for what it lacks
     Doctor(doctor::Args),
     /// Measure how a GPU is shared, by the loads' own time stamps or the GPU's log
@@ -173,6 +177,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::SealedMemory(args) => sealed_memory::run(&args),
         Command::Vmm(args) => vmm::run(&args),
         Command::Run(args) => run::run(args),
+        Command::CudaVm(args) => cuda_vm::run(args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Bench(args) => bench::run(&args),
         #[cfg(feature = "nvidia")]

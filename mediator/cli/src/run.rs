@@ -1,8 +1,8 @@
 //! `turnstile run`: a program as a tenant.
 
 use std::ffi::OsString;
-use std::fs::OpenOptions;
-use std::path::PathBuf;
+use std::fs::{File, OpenOptions};
+use std::path::{Path, PathBuf};
 
 use crate::launch::isolated::Isolation;
 use crate::launch::{self, Launch, Learn, Report};
@@ -69,16 +69,17 @@ enum LearnArg {
     Preload,
 }
 
+/// The file of what is learnt.
+pub(crate) fn learnt_file(path: &Path) -> anyhow::Result<File> {
+    let mut options = OpenOptions::new();
+    let opened = options.append(true).create(true).open(path);
+    opened.with_context(|| format!("Opening {}", path.display()))
+}
+
 /// Runs the command and ends with its status.
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let report = match args.learn_only {
-        Some(path) => Report::File(
-            OpenOptions::new()
-                .append(true)
-                .create(true)
-                .open(&path)
-                .with_context(|| format!("Opening {}", path.display()))?,
-        ),
+        Some(path) => Report::File(learnt_file(&path)?),
         None => Report::Daemon {
             socket: args.socket,
             name: args.name,

@@ -47,6 +47,29 @@ pub(crate) struct Isolation {
     pub(crate) stand_in: bool,
 }
 
+impl Isolation {
+    /// Checks that the driver's release has a table.
+    pub(super) fn check(&self) -> Result<(), LaunchError> {
+        if !self.stand_in {
+            turnstile_nvidia_guest::abi::release(&version::loaded()?)?;
+        }
+        Ok(())
+    }
+}
+
+/// The command of a device process, with `lines` as the socket for its channels.
+pub(super) fn device_command(isolation: &Isolation, lines: &Path) -> io::Result<Command> {
+    let mut command = Command::new(env::current_exe()?);
+    command.arg("guest-device").arg("--report").arg(lines);
+    if let Some(bytes) = isolation.gpu_bytes {
+        command.arg("--gpu-memory").arg(bytes.to_string());
+    }
+    if isolation.stand_in {
+        command.arg("--stand-in");
+    }
+    Ok(command)
+}
+
 /// A device process that runs.
 #[derive(Debug)]
 pub(super) struct Device {
@@ -64,23 +87,14 @@ impl Device {
     /// # Errors
     /// If there is no library, the driver's release has no table, or the host has no room.
     pub(super) fn start(isolation: &Isolation, lines: &Path) -> Result<Self, LaunchError> {
-        if !isolation.stand_in {
-            turnstile_nvidia_guest::abi::release(&version::loaded()?)?;
-        }
+        isolation.check()?;
         let library = learner::find_named(isolation.library.as_deref(), LIBRARY)?;
         let begin = || {
             let folder = tempfile::tempdir()?;
             let socket = folder.path().join("device");
             let listener = UnixListener::bind(&socket)?;
             let (theirs, life) = pipe_with(PipeFlags::CLOEXEC)?;
-            let mut command = Command::new(env::current_exe()?);
-            command.arg("guest-device").arg("--report").arg(lines);
-            if let Some(bytes) = isolation.gpu_bytes {
-                command.arg("--gpu-memory").arg(bytes.to_string());
-            }
-            if isolation.stand_in {
-                command.arg("--stand-in");
-            }
+            let mut command = device_command(isolation, lines)?;
             command
                 .stdin(OwnedFd::from(listener))
                 .stdout(theirs)
@@ -150,6 +164,9 @@ pub(crate) fn device(
         let listener =
             UnixListener::bind(vm).with_context(|| format!("{} cannot be made", vm.display()))?;
         let (stream, _) = listener.accept()?;
+        // It serves this VMM alone; the next device process makes the name anew.
+        drop(listener);
+        let _ = fs::remove_file(vm);
         return Ok(serve_machine(stream, driver, options)?);
     }
     let listener = UnixListener::from(io::stdin().as_fd().try_clone_to_owned()?);

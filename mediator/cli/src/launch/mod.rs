@@ -23,6 +23,7 @@ mod sys;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -134,6 +135,12 @@ pub(crate) enum LaunchError {
         /// Where it was expected.
         path: PathBuf,
     },
+    /// Another device process serves it.
+    #[error("{} is served already: each VM has a socket of its own", path.display())]
+    Served {
+        /// The socket.
+        path: PathBuf,
+    },
     /// The kernel's.
     #[error("The host is short of something")]
     Host(#[source] io::Error),
@@ -158,32 +165,9 @@ impl LaunchError {
 /// If it cannot be run as requested. Then it was not started.
 pub(crate) fn run(launch: Launch) -> Result<i32, LaunchError> {
     let (program, arguments) = launch.command.split_first().ok_or(LaunchError::NoCommand)?;
-    let (link, file) = match launch.report {
-        Report::Daemon {
-            socket,
-            name,
-            weight,
-            memory_max_bytes,
-            memory_min_bytes,
-            memory_high_bytes,
-        } => {
-            let greeting = ToDaemon::Program {
-                protocol: PROTOCOL,
-                name: name.unwrap_or_else(|| default_name(program.as_ref(), std::process::id())),
-                weight,
-                memory_max_bytes,
-                movable: launch.movable,
-                memory_min_bytes,
-                memory_high_bytes,
-            };
-            (Some(Link::open(socket, greeting)?), None)
-        }
-        Report::File(file) => (None, Some(file)),
-    };
-    let signals = sys::Signals::take(&supervisor::TAKEN).map_err(LaunchError::Host)?;
-    // Whatever the command starts stays below this process, also when its parent ends first.
-    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
-        .map_err(|errno| LaunchError::Host(errno.into()))?;
+    let own = || default_name(program.as_ref(), std::process::id());
+    let (link, file) = greet(launch.report, launch.movable, own)?;
+    let signals = above_all()?;
     let door = launch
         .movable
         .then(|| Door::open(launch.library.as_deref()))
@@ -206,6 +190,82 @@ pub(crate) fn run(launch: Launch) -> Result<i32, LaunchError> {
         command
     })?;
     Supervisor::new(started, signals, link, file, door, None).run()
+}
+
+/// Greets the daemon, or takes the file, to which objects are reported.
+fn greet(
+    report: Report,
+    movable: bool,
+    own_name: impl FnOnce() -> String,
+) -> Result<(Option<Link>, Option<File>), LaunchError> {
+    Ok(match report {
+        Report::Daemon {
+            socket,
+            name,
+            weight,
+            memory_max_bytes,
+            memory_min_bytes,
+            memory_high_bytes,
+        } => {
+            let greeting = ToDaemon::Program {
+                protocol: PROTOCOL,
+                name: name.unwrap_or_else(own_name),
+                weight,
+                memory_max_bytes,
+                movable,
+                memory_min_bytes,
+                memory_high_bytes,
+            };
+            (Some(Link::open(socket, greeting)?), None)
+        }
+        Report::File(file) => (None, Some(file)),
+    })
+}
+
+/// Takes the signals. Whatever the command starts stays below this process, also when its parent
+/// ends first.
+fn above_all() -> Result<sys::Signals, LaunchError> {
+    let signals = sys::Signals::take(&supervisor::TAKEN).map_err(LaunchError::Host)?;
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+        .map_err(|errno| LaunchError::Host(errno.into()))?;
+    Ok(signals)
+}
+
+/// Serves the CUDA device of a VM on the socket `vm`, until its VMM closes it. Returns the exit
+/// status of the device process. The device outlives the daemon, as a program does.
+///
+/// # Errors
+/// If the socket cannot be served. Then no device process was started.
+pub(crate) fn serve_vm(
+    report: Report,
+    isolation: &Isolation,
+    vm: &Path,
+) -> Result<i32, LaunchError> {
+    isolation.check()?;
+    free(vm)?;
+    let own = || default_name(vm, std::process::id());
+    let (link, file) = greet(report, false, own)?;
+    let signals = above_all()?;
+    let lines = learner::Lines::open()?;
+    let mut command =
+        isolated::device_command(isolation, &lines.path()).map_err(LaunchError::Host)?;
+    command.arg("--vm").arg(vm);
+    signals.give_back_in(&mut command);
+    let started = lines.spawn(command)?;
+    Supervisor::new(started, signals, link, file, None, None).run()
+}
+
+/// Removes a socket that a killed device process left behind. One of another kind is refused by a
+/// live listener without taking the place of its VMM. SOURCE: unix(7), EPROTOTYPE.
+fn free(vm: &Path) -> Result<(), LaunchError> {
+    let refused = UnixDatagram::unbound().and_then(|socket| socket.connect(vm));
+    match refused.map_err(|error| error.raw_os_error()) {
+        Err(Some(libc::ECONNREFUSED)) => std::fs::remove_file(vm).map_err(LaunchError::Host),
+        Err(Some(libc::ENOENT)) => Ok(()),
+        _ => Err(LaunchError::Served {
+            path: vm.to_owned(),
+        }),
+    }
 }
 
 /// The command's own name, as far as a tenant's may have its letters, and the launcher's number.

@@ -13,7 +13,7 @@ use turnstile_nvidia_guest::abi::numbers::PAGE_BYTES;
 use turnstile_nvidia_guest::proto::Extent;
 
 use crate::maps::{self, Mapping};
-use crate::ram::{LARGE_BYTES, Space};
+use crate::ram::Space;
 use crate::sys;
 
 /// Bytes that are handed out between two searches for pieces that are no longer used.
@@ -69,19 +69,13 @@ impl Memory {
             self.collect()?;
         }
         self.since_collected += bytes;
-        let piece = match self.space.take(bytes) {
-            Some(piece) => piece,
-            None => {
-                self.collect()?;
-                let again = self.space.take(bytes);
-                again.ok_or(io::ErrorKind::OutOfMemory)?
-            }
-        };
-        if piece.bytes >= LARGE_BYTES {
-            // Small pages work as well, with slower copies.
-            let _ = sys::enlarge(self.file.as_fd(), piece.offset, piece.bytes);
+        if let Some(piece) = self.space.take(bytes) {
+            return Ok(piece);
         }
-        Ok(piece)
+        self.collect()?;
+        self.space
+            .take(bytes)
+            .ok_or_else(|| io::ErrorKind::OutOfMemory.into())
     }
 
     /// Frees what is neither mapped nor an object's.

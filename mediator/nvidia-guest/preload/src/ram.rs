@@ -6,7 +6,7 @@ use turnstile_nvidia_guest::abi::numbers::PAGE_BYTES;
 use turnstile_nvidia_guest::proto::Extent;
 
 /// Pieces of this size and more begin at a multiple of it, as large pages do.
-pub(crate) const LARGE_BYTES: u64 = 2 << 20;
+const LARGE_BYTES: u64 = 2 << 20;
 
 /// The file's space: pieces that were handed out, and where the rest begins.
 #[derive(Debug)]

@@ -4,8 +4,6 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
-use crate::ram::LARGE_BYTES;
-
 /// Own descriptors are above those that programs count on.
 const HIGH: libc::c_long = 700;
 
@@ -125,39 +123,6 @@ pub(crate) fn copy_out(
         libc::syscall(libc::SYS_munmap, copy, bytes);
     }
     Ok(())
-}
-
-/// Fills a piece of guest RAM with large pages, where the kernel has them: copies of small ones
-/// reach 0.7 to 0.8 of the link. SOURCE: measured, H100, PyTorch's pinned copies of 256 MiB.
-///
-/// # Errors
-/// As mmap(2) and madvise(2); small pages are filled in at their first use.
-pub(crate) fn enlarge(ram: BorrowedFd<'_>, offset: u64, bytes: u64) -> io::Result<()> {
-    /// SOURCE: `asm-generic/mman-common.h`, Linux 6.1.
-    const COLLAPSE: libc::c_int = 25;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // A large page's address and offset agree below its size.
-    // SAFETY: a new mapping, nowhere in particular.
-    let room = checked(unsafe {
-        libc::syscall(
-            libc::SYS_mmap,
-            0,
-            bytes + LARGE_BYTES,
-            libc::PROT_NONE,
-            flags,
-            -1,
-            0,
-        )
-    })?;
-    let address = room.next_multiple_of(LARGE_BYTES);
-    let both = libc::PROT_READ | libc::PROT_WRITE;
-    let laid = lay(address, bytes, both, ram, offset).and_then(|()| {
-        // SAFETY: it fills pages of the mapping above, and changes no content.
-        checked(unsafe { libc::syscall(libc::SYS_madvise, address, bytes, COLLAPSE) })
-    });
-    // SAFETY: the mapping above, which nothing else knows.
-    unsafe { libc::syscall(libc::SYS_munmap, room, bytes + LARGE_BYTES) };
-    laid.map(drop)
 }
 
 /// The same file with a high number, if there is one.

@@ -6,7 +6,7 @@ mod memory;
 mod state;
 mod stats;
 
-pub(crate) use memory::{copy_out, enlarge, high, lay, lay_private, read, write};
+pub(crate) use memory::{copy_out, high, lay, lay_private, read, write};
 
 /// Sets `errno` and returns -1.
 fn fail(errno: i32) -> i32 {
