@@ -358,7 +358,7 @@ impl Sets {
 
     /// Whether a request of the owner waits or is in service, or the owner is a program that lacks
     /// memory and may have work.
-    pub fn asks(&self, tenant: TenantId) -> bool {
+    pub fn has_request(&self, tenant: TenantId) -> bool {
         lock(&self.shared.table).owner(tenant).is_ok_and(|owner| {
             let lacks = owner.absent > 0;
             let wishes = owner.wishes.as_ref();

@@ -17,7 +17,8 @@ use turnstile_vmm::gate::{PageWords, SharedPages};
 use vm_memory::{FileOffset, GuestAddress};
 
 use turnstile_gpu::{
-    ChannelConfig, Doorbells, Gpu, GuestMemory, Interrupts, Refusal, TenantResources,
+    ChannelConfig, DoorbellChange, Doorbells, Gpu, GuestMemory, Interrupts, Refusal,
+    TenantResources,
 };
 use turnstile_host::memory_file::memory_file;
 
@@ -313,7 +314,7 @@ impl PlainChannel {
     /// Writes the doorbell and notifies the GPU, as a watched gate does.
     pub fn ring_watched(&self, gpu: &dyn Gpu) {
         self.ring();
-        gpu.ring(self.tenant);
+        gpu.doorbells_changed(self.tenant, DoorbellChange::Written);
     }
 
     /// The last fence.

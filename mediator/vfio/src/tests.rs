@@ -18,7 +18,8 @@ use self::altered::Altered;
 use super::fake::FakeBus;
 use super::user::UserBus;
 use super::{Bus, Region, StartError, VfioGpu};
-use turnstile_gpu::{Gpu, Suspend};
+use turnstile_gpu::prelude::*;
+use turnstile_gpu::{EngineReading, Gpu, Order, Suspend};
 use turnstile_soft::pci::{PciGpu, Region as Part, serve_client};
 use turnstile_soft::plain::{PlainChannel, PlainVm};
 use turnstile_soft::{Kernels, SoftConfig};
@@ -111,7 +112,7 @@ fn data_copied_to_the_card_and_back_is_equal_and_raises_an_interrupt() {
         assert_eq!((open.len(), open[0].pending), (1, 0));
         assert!(open[0].last_active.0 > 0 && open[0].last_active <= gpu.now() + Nanos::from_ms(1));
         gpu.free(A, card.va).unwrap();
-        assert_eq!(gpu.memory_free_bytes(A), 64 << 20);
+        assert_eq!(gpu.memory(A).free_bytes, 64 << 20);
     });
 }
 
@@ -129,8 +130,7 @@ fn status_and_log_identify_the_running_tenant_and_match_the_clock() {
         });
         wait("fence", || channel.fence().value == 1);
         wait("end", || gpu.engine_status(EngineId(0)).running.is_none());
-        let mut events = Vec::new();
-        gpu.read_events(&mut events);
+        let events = EngineReading::of(gpu).switches;
         let engine: Vec<_> = events.iter().filter(|e| e.engine == EngineId(0)).collect();
         let ran = engine
             .iter()
@@ -140,9 +140,7 @@ fn status_and_log_identify_the_running_tenant_and_match_the_clock() {
         assert!(lasted >= length && engine[ran].at >= begin, "{lasted:?}");
         assert_eq!(engine[ran + 1].state, EngineState::Idle);
         assert!(engine.windows(2).all(|two| two[1].seq == two[0].seq + 1));
-        events.clear();
-        gpu.read_events(&mut events);
-        assert!(events.is_empty());
+        assert!(EngineReading::of(gpu).switches.is_empty());
     });
 }
 
@@ -193,7 +191,7 @@ fn access_beyond_vm_memory_faults_and_leaves_other_vms_intact() {
 fn a_suspended_tenant_starts_nothing_until_it_is_resumed() {
     on_each_bus(|gpu| {
         let mut channel = channel(gpu, A);
-        gpu.suspend(A);
+        gpu.carry_out(&[Order::Suspend(A)]);
         channel.push(&kernel(&channel.vm, Nanos::from_us(10)));
         channel.push_fence(false);
         channel.ring();
@@ -205,7 +203,7 @@ fn a_suspended_tenant_starts_nothing_until_it_is_resumed() {
         wait("announcement", || pending() == 2);
         std::thread::sleep(Duration::from_millis(5));
         assert_eq!(channel.fence().value, 0);
-        gpu.resume(A);
+        gpu.carry_out(&[Order::Resume(A)]);
         wait("fence", || channel.fence().value == 1);
         assert_eq!(pending(), 0);
     });

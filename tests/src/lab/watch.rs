@@ -3,8 +3,9 @@
 
 use turnstile_accounting::meter::{Look, Pace, Phases, Unobserved};
 use turnstile_accounting::{Meter, Metric, Moment, Nanos, PolledMeter, Usage, Window};
-use turnstile_gpu::{Gpu, Suspend};
-use turnstile_mediation::{COMPUTE, Control, GateOrder, HoldOrder, REACTION_MIN};
+use turnstile_gpu::prelude::*;
+use turnstile_gpu::{Order, Suspend};
+use turnstile_mediation::{COMPUTE, Control, GateOrder, REACTION_MIN};
 use turnstile_vmm::gate::GateState;
 
 use super::laws::{BrokenLaw, id};
@@ -152,12 +153,17 @@ impl World {
 
     /// Applies the holds to the dispatcher, and schedules the next decision.
     fn carry_out_holds(&mut self) {
-        for HoldOrder {
-            tenant,
-            engine,
-            held,
-        } in self.mediation.take_holds()
-        {
+        let orders = self.mediation.take_gpu_orders();
+        self.gpu.carry_out(&orders);
+        for order in orders {
+            let Order::Hold {
+                tenant,
+                engine,
+                held,
+            } = order
+            else {
+                continue;
+            };
             let note = [
                 self.now.0,
                 u64::from(tenant.0),
@@ -166,7 +172,6 @@ impl World {
             ];
             self.timeline.note(&note);
             self.hold_changes += 1;
-            self.gpu.hold(tenant, engine, held);
         }
         if let Some(at) = self.mediation.decide_at() {
             self.decide_by(at.max(self.now + REACTION_MIN));
@@ -235,7 +240,7 @@ impl World {
                 (Some(estimated), observed)
             }
         };
-        observed.copied = self.gpu.take_copied();
+        observed.copied = self.reading.copied.take();
         self.check_bounds(estimated.as_ref(), &observed)?;
         self.compare(&observed, estimated.is_none())?;
         let activity = self.activity();
@@ -341,8 +346,8 @@ impl World {
             return;
         }
         match state {
-            GateState::Closed => self.gpu.suspend(tenant),
-            GateState::Open | GateState::Watched => self.gpu.resume(tenant),
+            GateState::Closed => self.gpu.carry_out(&[Order::Suspend(tenant)]),
+            GateState::Open | GateState::Watched => self.gpu.carry_out(&[Order::Resume(tenant)]),
         }
     }
 }

@@ -8,7 +8,7 @@ use turnstile_abi::physical::{BAR_REGS, regs};
 use turnstile_abi::{ChannelStatus, Command, CopyDirection, ErrorCode};
 use turnstile_accounting::{EngineId, Nanos, TenantId};
 use turnstile_daemon::{Daemon, DaemonConfig, HostSnapshot, MeterKind, TenantSnapshot};
-use turnstile_gpu::Gpu;
+use turnstile_gpu::prelude::*;
 use turnstile_images::{GUEST_ELF, Load, Misbehaviour, Outcome, Report, Workload, files};
 use turnstile_soft::plain::PlainVm;
 use turnstile_vfio::{Bus, Region, VfioGpu};

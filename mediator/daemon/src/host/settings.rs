@@ -201,7 +201,7 @@ impl Host {
                 limits.entitlement(brought, settings.weight(brought)),
             )?;
         }
-        if limits.max_bytes.is_some() && self.gpu.memory_held_bytes(tenant).is_none() {
+        if limits.max_bytes.is_some() && !self.gpu.capabilities().memory_held {
             return Err(SettingsError::Untold);
         }
         Ok(())

@@ -346,7 +346,7 @@ fn what_finds_no_room_is_blank_and_comes_as_zeros() {
 fn a_request_waits_for_the_turn_and_is_not_interrupted() {
     let bench = Bench::new(4, 64, u64::MAX);
     let served = bench.sets.serve(A, LONG).unwrap();
-    assert!(bench.sets.is_served(A) && bench.sets.asks(A));
+    assert!(bench.sets.is_served(A) && bench.sets.has_request(A));
     assert!(!bench.sets.held(A), "not while it is served");
     assert!(!bench.sets.is_still(A));
     drop(served);
@@ -354,7 +354,7 @@ fn a_request_waits_for_the_turn_and_is_not_interrupted() {
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| bench.sets.serve(A, LONG).map(drop));
         let begin = Instant::now();
-        while !bench.sets.asks(A) {
+        while !bench.sets.has_request(A) {
             assert!(begin.elapsed() < LONG);
             std::thread::yield_now();
         }
@@ -362,7 +362,7 @@ fn a_request_waits_for_the_turn_and_is_not_interrupted() {
         assert!(bench.sets.release(A));
         waiting.join().unwrap().unwrap();
     });
-    assert!(!bench.sets.asks(A));
+    assert!(!bench.sets.has_request(A));
     bench.sets.held(A);
     let late = bench.sets.serve(A, Duration::ZERO).unwrap_err();
     assert_eq!(late.code, ErrorCode::HostLimit);

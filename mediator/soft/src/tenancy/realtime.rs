@@ -6,7 +6,7 @@
 //!
 //! The watching thread polls the doorbells of open gates and the words that channels wait for,
 //! without any lock. After a change it polls continuously for a moment, then at growing intervals
-//! ([`turnstile_gpu::pace`]). With nothing to watch it sleeps until [`turnstile_gpu::Gpu::ring`].
+//! ([`turnstile_gpu::pace`]). With nothing to watch it sleeps until [`turnstile_gpu::DoorbellChange::Written`].
 
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -308,8 +308,8 @@ impl Driver for SoftGpu {
         self.shared.drive(&mut self.shared.lock(), act)
     }
 
-    fn look<R>(&self, look: impl FnOnce(&mut Core) -> R) -> R {
-        look(&mut self.shared.lock().core)
+    fn with_core<R>(&self, read: impl FnOnce(&mut Core) -> R) -> R {
+        read(&mut self.shared.lock().core)
     }
 
     fn wait_for_notice(&self, length: Nanos) -> bool {

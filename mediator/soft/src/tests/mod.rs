@@ -17,7 +17,8 @@ use turnstile_abi::{Command, Dim3, Launch};
 use turnstile_accounting::{Nanos, TenantId};
 
 use super::plain::{PlainChannel, PlainVm, given_length as kernel};
-use turnstile_gpu::Gpu;
+use turnstile_gpu::prelude::*;
+use turnstile_gpu::{DoorbellChange, EngineReading, Gpu, Order};
 
 const A: TenantId = TenantId(1);
 const B: TenantId = TenantId(2);
