@@ -31,7 +31,8 @@ pub struct Capabilities {
     /// Whether [`crate::Memory::memory`] reports what a tenant holds.
     pub memory_held: bool,
     /// Memory of suspended tenants can be moved to the host and back
-    /// ([`crate::Memory::move_memory`]), and tenants may own more than the GPU has. Their apertures show nothing.
+    /// ([`crate::Memory::move_memory`]), and tenants may own more than the GPU has. Their apertures
+    /// show nothing.
     pub movable_memory: bool,
     /// Bytes of it that the host can hold; zero if memory does not move.
     pub host_pool_bytes: u64,

@@ -51,11 +51,7 @@ impl Mediation {
     ) -> Option<GateOrder> {
         if self.control == Control::Holds {
             let held = decision != Decision::Admit;
-            self.gpu_orders.push(Order::Hold {
-                tenant,
-                engine,
-                held,
-            });
+            self.gpu_orders.push(Order::holding(tenant, engine, held));
         }
         match engine {
             COMPUTE => self.decide_compute(tenant, decision, now),

@@ -221,7 +221,7 @@ fn polls(count: u64, waits_for_memory: Option<TenantId>) -> (Mediation, Vec<Orde
         holds.extend(
             orders
                 .into_iter()
-                .filter(|order| matches!(order, Order::Hold { .. })),
+                .filter(|order| matches!(order, Order::Hold(..) | Order::Release(..))),
         );
         for window in reading.windows {
             mediation.period_end(None, window.usage, &[]).unwrap();
@@ -233,11 +233,7 @@ fn polls(count: u64, waits_for_memory: Option<TenantId>) -> (Mediation, Vec<Orde
 #[test]
 fn a_tenant_that_is_owed_a_turn_has_the_other_held_at_a_poll() {
     let (mediation, holds) = polls(4, None);
-    let held = Order::Hold {
-        tenant: A,
-        engine: COMPUTE,
-        held: true,
-    };
+    let held = Order::Hold(A, COMPUTE);
     assert_eq!(holds.first(), Some(&held), "{holds:?}");
     assert!(mediation.owed(B).unwrap().own_turn);
     assert!(mediation.ledger().tenant(A).engines[0].1.used_ns >= Nanos::from_ms(60));

@@ -165,9 +165,8 @@ macro_rules! impl_gpu {
             fn carry_out(&self, orders: &[Order]) {
                 for order in orders {
                     self.drive(|core, now| match *order {
-                        Order::Hold { tenant, engine, held } => {
-                            core.set_held(now, tenant, usize::from(engine.0), held);
-                        }
+                        Order::Hold(tenant, engine) => core.set_held(now, tenant, engine, true),
+                        Order::Release(tenant, engine) => core.set_held(now, tenant, engine, false),
                         Order::Suspend(tenant) => core.set_suspended(now, tenant, true),
                         Order::Resume(tenant) => core.set_suspended(now, tenant, false),
                         // The dispatcher serves channels in turn.

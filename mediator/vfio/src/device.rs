@@ -371,18 +371,17 @@ impl Suspension for VfioGpu {
         };
         for order in orders {
             let (register, tenant) = match *order {
-                Order::Hold {
-                    tenant,
-                    engine,
-                    held,
-                } if engine.0 < engines => {
-                    let register = if held { regs::HOLD } else { regs::RELEASE };
-                    (register + u64::from(engine.0) * regs::HOLD_STRIDE, tenant)
+                Order::Hold(tenant, engine) if engine.0 < engines => {
+                    (regs::HOLD + u64::from(engine.0) * regs::HOLD_STRIDE, tenant)
                 }
+                Order::Release(tenant, engine) if engine.0 < engines => (
+                    regs::RELEASE + u64::from(engine.0) * regs::HOLD_STRIDE,
+                    tenant,
+                ),
                 Order::Suspend(tenant) => (regs::SUSPEND, tenant),
                 Order::Resume(tenant) => (regs::RESUME, tenant),
                 // The device lacks the engine, or serves channels in turn.
-                Order::Hold { .. } | Order::Slice(..) => continue,
+                Order::Hold(..) | Order::Release(..) | Order::Slice(..) => continue,
             };
             self.logged(self.admin.write32(register, tenant.0));
         }

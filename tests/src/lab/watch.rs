@@ -156,13 +156,10 @@ impl World {
         let orders = self.mediation.take_gpu_orders();
         self.gpu.carry_out(&orders);
         for order in orders {
-            let Order::Hold {
-                tenant,
-                engine,
-                held,
-            } = order
-            else {
-                continue;
+            let (tenant, engine, held) = match order {
+                Order::Hold(tenant, engine) => (tenant, engine, true),
+                Order::Release(tenant, engine) => (tenant, engine, false),
+                _ => continue,
             };
             let note = [
                 self.now.0,

@@ -257,11 +257,7 @@ impl World {
             let request = self.seats[place].gate.want(GateState::Open);
             self.send(place, request);
             for engine in engines() {
-                self.gpu.carry_out(&[Order::Hold {
-                    tenant: id(place),
-                    engine: engine,
-                    held: false,
-                }]);
+                self.gpu.carry_out(&[Order::Release(id(place), engine)]);
             }
         }
         while let Some(at) = self.next_moment() {

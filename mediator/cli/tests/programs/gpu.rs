@@ -231,7 +231,8 @@ impl Suspension for FakeGpu {
     fn carry_out(&self, orders: &[Order]) {
         for order in orders {
             match *order {
-                Order::Hold { tenant, held, .. } => self.hold_for(tenant, Reason::Rule, held),
+                Order::Hold(tenant, _) => self.hold_for(tenant, Reason::Rule, true),
+                Order::Release(tenant, _) => self.hold_for(tenant, Reason::Rule, false),
                 Order::Suspend(tenant) => self.hold_for(tenant, Reason::Memory, true),
                 Order::Resume(tenant) => self.hold_for(tenant, Reason::Memory, false),
                 Order::Slice(..) => {}

@@ -188,7 +188,6 @@ impl EngineProbe {
         reading: &mut EngineReading,
     ) -> Result<(), RmError> {
         let work = Work::begin();
-        reading.tenants.clear();
         reading.windows.clear();
         let count = self.signals.busy_count();
         let at = now().max(self.last.unwrap_or(Moment(0)));
@@ -237,13 +236,12 @@ impl EngineProbe {
             (false, _) => Moment(at.0.saturating_sub(SHOWN.0)),
         };
         self.close(settled, reading);
-        reading
-            .tenants
-            .extend(self.tenants.iter().map(|(tenant, of)| Seen {
-                tenant: *tenant,
-                has_work: of.has_work,
-                idle: of.idle(at),
-            }));
+        let seen = |(tenant, of): (&TenantId, &Tenant)| Seen {
+            tenant: *tenant,
+            has_work: of.has_work,
+            idle: of.idle(at),
+        };
+        reading.tenants = self.tenants.iter().map(seen).collect();
         self.polls.add(&work);
         read
     }
@@ -373,14 +371,8 @@ impl EngineProbe {
         for event in self.switches.drain() {
             self.meter.switched(event);
         }
-        while self
-            .open
-            .front()
-            .is_some_and(|open| open.window.to() <= settled)
-        {
-            let Some(open) = self.open.pop_front() else {
-                return;
-            };
+        let is_known = |open: &mut Open| open.window.to() <= settled;
+        while let Some(open) = self.open.pop_front_if(is_known) {
             let mut worked = self.meter.close(open.window, open.busy, open.case);
             self.split += u64::from(worked.split);
             for tenant in open.with_work {

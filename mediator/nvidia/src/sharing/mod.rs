@@ -131,11 +131,15 @@ pub struct SharedGpu {
 /// Interval, within a period, of the check of memory that moves.
 pub const MEMORY_TICK: Nanos = Nanos::from_ms(3);
 
-impl SharedGpu {
-    fn figures(&self) -> BTreeMap<&'static str, u64> {
+impl Gpu for SharedGpu {
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    fn report(&self) -> Report {
         let (calls, work) = (self.shared.executor.calls(), self.shared.executor.work());
         let mut figures = self.shared.programs.figures();
-        let probe = lock(&self.shared.probe);
+        let mut probe = lock(&self.shared.probe);
         let (missing, dropped) = probe.losses();
         figures.extend([
             ("suspend_calls", calls.count),
@@ -154,13 +158,9 @@ impl SharedGpu {
             ("log_records_dropped", dropped),
             ("windows_split", probe.split),
         ]);
-        figures
-    }
-
-    fn untracked(&self) -> Vec<Untracked> {
-        let mut probe = lock(&self.shared.probe);
-        let is_gone = |pid| process::Identity::of(pid).is_none();
-        probe.processes.forget_gone(is_gone);
+        probe
+            .processes
+            .forget_gone(|pid| process::Identity::of(pid).is_none());
         let of = |(pid, switches): (&u32, &u64)| Untracked {
             pid: *pid,
             name: process::name(*pid),
@@ -169,19 +169,9 @@ impl SharedGpu {
         // The mover is the daemon's own.
         let strange = |pid: &u32| process::parent(*pid) != Some(std::process::id());
         let unknown = probe.processes.unknown().iter();
-        unknown.filter(|(pid, _)| strange(pid)).map(of).collect()
-    }
-}
-
-impl Gpu for SharedGpu {
-    fn capabilities(&self) -> Capabilities {
-        self.capabilities
-    }
-
-    fn report(&self) -> Report {
         Report {
-            figures: self.figures(),
-            untracked: self.untracked(),
+            figures,
+            untracked: unknown.filter(|(pid, _)| strange(pid)).map(of).collect(),
             ..Report::default()
         }
     }
@@ -264,12 +254,11 @@ impl Channels for SharedGpu {
     }
 
     fn doorbells_changed(&self, tenant: TenantId, change: DoorbellChange) {
-        let Ok(worker) = self.shared.vms.of(tenant) else {
-            return;
-        };
-        match change {
-            DoorbellChange::Written => worker.ring(),
-            DoorbellChange::AnyOpen(open) => worker.set_unwatched(open),
+        if let Ok(worker) = self.shared.vms.of(tenant) {
+            match change {
+                DoorbellChange::Written => worker.ring(),
+                DoorbellChange::AnyOpen(open) => worker.set_unwatched(open),
+            }
         }
     }
 
@@ -302,13 +291,10 @@ impl Suspension for SharedGpu {
     fn carry_out(&self, orders: &[Order]) {
         for order in orders {
             match *order {
-                Order::Hold {
-                    tenant,
-                    engine: COMPUTE,
-                    held,
-                } => self.shared.hold(tenant, Reason::Rule, held),
+                Order::Hold(tenant, COMPUTE) => self.shared.hold(tenant, Reason::Rule, true),
+                Order::Release(tenant, COMPUTE) => self.shared.hold(tenant, Reason::Rule, false),
                 // Copy engines cannot be taken from a tenant alone.
-                Order::Hold { .. } => {}
+                Order::Hold(..) | Order::Release(..) => {}
                 Order::Suspend(tenant) => self.shared.hold(tenant, Reason::Memory, true),
                 Order::Resume(tenant) => self.shared.hold(tenant, Reason::Memory, false),
                 Order::Slice(tenant, slice) => {
@@ -343,7 +329,7 @@ impl Memory for SharedGpu {
         let worker = self.shared.vms.of(tenant);
         TenantMemory {
             free_bytes: worker.map_or(0, |worker| worker.memory_free_bytes()),
-            held_bytes: 0,
+            ..TenantMemory::default()
         }
     }
 

@@ -396,11 +396,11 @@ impl Device {
                     let mut registers = lock(&self.registers);
                     registers.args[n] = merge(registers.args[n], offset, bytes, value);
                 } else if let Some((engine, held)) = hold(offset) {
-                    self.gpu.carry_out(&[turnstile_gpu::Order::Hold {
-                        tenant: TenantId(low),
-                        engine: engine,
-                        held: held,
-                    }]);
+                    self.gpu.carry_out(&[turnstile_gpu::Order::holding(
+                        TenantId(low),
+                        engine,
+                        held,
+                    )]);
                 }
             }
         }

@@ -6,7 +6,8 @@
 //!
 //! The watching thread polls the doorbells of open gates and the words that channels wait for,
 //! without any lock. After a change it polls continuously for a moment, then at growing intervals
-//! ([`turnstile_gpu::pace`]). With nothing to watch it sleeps until [`turnstile_gpu::DoorbellChange::Written`].
+//! ([`turnstile_gpu::pace`]). With nothing to watch it sleeps until it is notified of a write
+//! ([`turnstile_gpu::DoorbellChange::Written`]).
 
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};

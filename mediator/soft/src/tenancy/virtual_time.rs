@@ -130,7 +130,7 @@ struct State {
 ///     };
 ///     for decided in policy.period_end(&usage) {
 ///         let held = decided.decision != Decision::Admit;
-///         gpu.carry_out(&[Order::Hold { tenant: decided.tenant, engine, held }]);
+///         gpu.carry_out(&[Order::holding(decided.tenant, engine, held)]);
 ///         guests.iter_mut().filter(|g| g.0.tenant == decided.tenant).for_each(|g| g.2 = !held);
 ///     }
 ///     used.iter_mut().zip(&tenants).for_each(|(sum, tenant)| *sum += tenant.used_ns.0);

@@ -32,11 +32,7 @@ fn a_held_tenant_starts_nothing_on_that_engine_until_it_is_released() {
     on_each_bus(|gpu| {
         let (mut held, mut other) = (channel(gpu, A), channel(gpu, B));
         let mut copies = held.vm.open_channel(gpu, A, 64, 4).unwrap();
-        gpu.carry_out(&[Order::Hold {
-            tenant: A,
-            engine: COMPUTE,
-            held: true,
-        }]);
+        gpu.carry_out(&[Order::Hold(A, COMPUTE)]);
         held.push(&kernel(&held.vm, Nanos::from_us(10)));
         held.push_fence(false);
         held.ring();
@@ -67,11 +63,7 @@ fn a_held_tenant_starts_nothing_on_that_engine_until_it_is_released() {
                 .any(|e| e.engine == COMPUTE && e.state == state)
         };
         assert!(ran(B) && !ran(A));
-        gpu.carry_out(&[Order::Hold {
-            tenant: A,
-            engine: COMPUTE,
-            held: false,
-        }]);
+        gpu.carry_out(&[Order::Release(A, COMPUTE)]);
         wait("kernel", || held.fence().value == 1);
         wait_for_demand(gpu, A, Demand::Nothing, &mut demand);
         assert!(demand.is_sorted_by_key(|event| event.at));
@@ -127,21 +119,13 @@ fn an_engine_with_work_of_held_tenants_alone_gives_a_notice_each_time() {
         let mut channel = channel(gpu, A);
         assert!(!gpu.wait(Nanos::from_us(500)), "there is no work");
         for round in 1..=3 {
-            gpu.carry_out(&[Order::Hold {
-                tenant: A,
-                engine: COMPUTE,
-                held: true,
-            }]);
+            gpu.carry_out(&[Order::Hold(A, COMPUTE)]);
             drain(gpu);
             channel.push(&kernel(&channel.vm, Nanos::from_us(10)));
             channel.push_fence(false);
             notice_of(gpu, || channel.ring());
             drain(gpu);
-            gpu.carry_out(&[Order::Hold {
-                tenant: A,
-                engine: COMPUTE,
-                held: false,
-            }]);
+            gpu.carry_out(&[Order::Release(A, COMPUTE)]);
             wait("fence", || channel.fence().value == round);
         }
         gpu.wake();
@@ -167,17 +151,9 @@ fn where_kernels_can_be_stopped_a_hold_stops_one_and_an_arrival_gives_a_notice()
     short.push_fence(false);
     notice_of(&gpu, || short.ring());
     assert_eq!(short.fence().value, 0, "the engine is occupied");
-    gpu.carry_out(&[Order::Hold {
-        tenant: A,
-        engine: COMPUTE,
-        held: true,
-    }]);
+    gpu.carry_out(&[Order::Hold(A, COMPUTE)]);
     wait("fence", || short.fence().value == 1);
-    gpu.carry_out(&[Order::Hold {
-        tenant: A,
-        engine: COMPUTE,
-        held: false,
-    }]);
+    gpu.carry_out(&[Order::Release(A, COMPUTE)]);
     wait("go on", || gpu.engine_status(COMPUTE).running == Some(A));
 }
 
@@ -190,11 +166,7 @@ fn a_device_of_version_1_0_is_used_without_holds() {
     assert_eq!((can.engine_holds, can.demand), (false, false));
     assert_eq!(can.suspend, Suspend::BetweenCommands);
     let mut channel = channel(&gpu, A);
-    gpu.carry_out(&[Order::Hold {
-        tenant: A,
-        engine: COMPUTE,
-        held: true,
-    }]);
+    gpu.carry_out(&[Order::Hold(A, COMPUTE)]);
     channel.push(&kernel(&channel.vm, Nanos::from_us(10)));
     channel.push_fence(true);
     channel.ring();
@@ -327,11 +299,8 @@ impl<'a> Player<'a> {
     fn hold(&self, holds: &Holds) {
         for (tenant, holds) in holds.iter().enumerate() {
             for (engine, held) in (0..).zip(holds) {
-                self.gpu.carry_out(&[Order::Hold {
-                    tenant: TENANTS[tenant],
-                    engine: EngineId(engine),
-                    held: *held,
-                }]);
+                self.gpu
+                    .carry_out(&[Order::holding(TENANTS[tenant], EngineId(engine), *held)]);
             }
         }
     }
