@@ -5,12 +5,14 @@
 #![deny(unsafe_code)]
 
 mod capabilities;
+pub mod conformance;
 mod guest;
 pub mod interrupts;
 pub mod layout;
 mod moves;
 mod orders;
 pub mod pace;
+pub mod plain;
 pub mod pool;
 mod reading;
 mod refusal;

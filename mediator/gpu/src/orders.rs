@@ -5,9 +5,9 @@ use turnstile_accounting::{EngineId, Nanos, TenantId};
 /// An order of the mediator. Each stays in force until another one revokes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Holds a tenant on an engine ([`crate::Capabilities::engine_holds`]): no further command of it
-    /// is started there, and a running kernel stops if [`crate::Suspend::MidKernel`] is possible.
-    /// The order of commands within a channel stays.
+    /// Holds a tenant on an engine ([`crate::Capabilities::engine_holds`]): no further command of
+    /// it is started there, and a running kernel stops if [`crate::Suspend::MidKernel`] is
+    /// possible. The order of commands within a channel stays.
     Hold(TenantId, EngineId),
     /// Ends a hold.
     Release(TenantId, EngineId),

@@ -58,7 +58,7 @@ struct State {
 /// use std::sync::Arc;
 /// use turnstile_abi::{Command, Dim3, Launch};
 /// use turnstile_accounting::*;
-/// use turnstile_gpu::{Channels, Metering, Order, EngineReading, Suspend, Suspension};
+/// use turnstile_gpu::{plain, Channels, Metering, Order, EngineReading, Suspend, Suspension};
 /// use turnstile_soft::*;
 /// use turnstile_policies::*;
 ///

@@ -19,57 +19,6 @@ fn last(events: &[DemandEvent], tenant: TenantId, engine: EngineId) -> Demand {
         .map_or_else(Demand::default, |event| event.demand)
 }
 
-/// Waits until the tenant's demand for the compute engine is this; the changes until then.
-fn wait_for_demand(gpu: &VfioGpu, tenant: TenantId, demand: Demand, events: &mut Vec<DemandEvent>) {
-    wait("such demand", || {
-        events.extend(EngineReading::of(gpu).demand);
-        last(events, tenant, COMPUTE) == demand
-    });
-}
-
-#[test]
-fn a_held_tenant_starts_nothing_on_that_engine_until_it_is_released() {
-    on_each_bus(|gpu| {
-        let (mut held, mut other) = (channel(gpu, A), channel(gpu, B));
-        let mut copies = held.vm.open_channel(gpu, A, 64, 4).unwrap();
-        gpu.carry_out(&[Order::Hold(A, COMPUTE)]);
-        held.push(&kernel(&held.vm, Nanos::from_us(10)));
-        held.push_fence(false);
-        held.ring();
-        let mut demand = Vec::new();
-        wait_for_demand(gpu, A, Demand::Queued, &mut demand);
-        // Its copies go on, and so do kernels of another tenant that came later.
-        let card = gpu.allocate(A, 2 << 20).unwrap();
-        copies.push(&Command::Fill {
-            va: card.va,
-            bytes: 64,
-            pattern: 1,
-        });
-        copies.push_fence(false);
-        copies.ring();
-        wait("copy", || copies.fence().value == 1);
-        for round in 1..=3 {
-            other.push(&kernel(&other.vm, Nanos::from_us(10)));
-            other.push_fence(false);
-            other.ring();
-            wait("kernel", || other.fence().value == round);
-        }
-        assert_eq!(held.fence().value, 0);
-        let events = EngineReading::of(gpu).switches;
-        let ran = |tenant| {
-            let state = EngineState::Running(tenant);
-            events
-                .iter()
-                .any(|e| e.engine == COMPUTE && e.state == state)
-        };
-        assert!(ran(B) && !ran(A));
-        gpu.carry_out(&[Order::Release(A, COMPUTE)]);
-        wait("kernel", || held.fence().value == 1);
-        wait_for_demand(gpu, A, Demand::Nothing, &mut demand);
-        assert!(demand.is_sorted_by_key(|event| event.at));
-    });
-}
-
 #[test]
 fn demand_begins_starts_and_ends_with_a_kernel() {
     on_each_bus(|gpu| {

@@ -14,10 +14,10 @@ use turnstile_accounting::{
     AccountId, EngineId, EventMeter, Meter, Metric, Nanos, Observation, TenantId, Window,
 };
 use turnstile_daemon::memory::{Entitlement, MemoryConfig, MemoryKeeper};
+use turnstile_gpu::plain::{PlainChannel, PlainVm};
 use turnstile_gpu::prelude::*;
 use turnstile_gpu::{ChannelActivity, EngineReading, Order, Suspend};
 use turnstile_policies::Weight;
-use turnstile_soft::plain::{PlainChannel, PlainVm};
 use turnstile_soft::{ENGINES, Kernels, SoftConfig, VirtualGpu};
 use vm_memory::GuestAddress;
 
