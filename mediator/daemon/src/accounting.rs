@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use rand::{Rng, SeedableRng, rngs::SmallRng};
-use turnstile_accounting::meter::{Look as ChannelSnapshot, Pace, PhasePlan, Phases, Unobserved};
+use turnstile_accounting::meter::{ChannelSnapshot, Pace, PhasePlan, Phases, Unobserved};
 use turnstile_accounting::{
     EngineId, EventMeter, Meter, Moment, Nanos, Observation, PolledMeter, Sample, TenantId, Window,
 };

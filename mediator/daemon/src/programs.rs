@@ -203,7 +203,7 @@ impl Host {
         drop(state);
         if let Some(client) = permitted.refused {
             log::warn!(
-                "{tenant}: process {pid} names client {client:#x}, which is another process's; refused (said once)"
+                "{tenant}: process {pid} names client {client:#x}, which is another process's; refused (logged once)"
             );
         }
         if !permitted.changes.is_empty() {

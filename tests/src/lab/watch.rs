@@ -1,7 +1,7 @@
 //! The daemon's accounting thread in virtual time: the same calls in the same order, without a
 //! thread.
 
-use turnstile_accounting::meter::{Look, Pace, Phases, Unobserved};
+use turnstile_accounting::meter::{ChannelSnapshot, Pace, Phases, Unobserved};
 use turnstile_accounting::{Meter, Metric, Moment, Nanos, PolledMeter, Usage, Window};
 use turnstile_gpu::prelude::*;
 use turnstile_gpu::{Order, Suspend};
@@ -112,7 +112,7 @@ impl World {
     }
 
     /// The GPU's current state.
-    fn poll(&mut self) -> Look {
+    fn poll(&mut self) -> ChannelSnapshot {
         let occupant = |engine| (engine, self.gpu.engine_status(engine).running);
         let occupants = engines().map(occupant).to_vec();
         let mut channels = Vec::new();
@@ -121,7 +121,7 @@ impl World {
             self.gpu.activity(seat.guest.id, &mut self.channels);
             channels.extend(self.channels.iter().map(|of| of.reading(seat.guest.id)));
         }
-        Look {
+        ChannelSnapshot {
             occupants,
             channels,
         }

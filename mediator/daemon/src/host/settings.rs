@@ -76,7 +76,7 @@ pub enum SettingsError {
     Immovable,
     /// memory.max cannot be enforced.
     #[error("This GPU does not tell how much memory a tenant has, so memory.max cannot be set")]
-    Untold,
+    UnknownHeld,
     /// The limits do not fit.
     #[error(transparent)]
     Memory(#[from] EntitlementError),
@@ -202,7 +202,7 @@ impl Host {
             )?;
         }
         if limits.max_bytes.is_some() && !self.gpu.capabilities().memory_held {
-            return Err(SettingsError::Untold);
+            return Err(SettingsError::UnknownHeld);
         }
         Ok(())
     }

@@ -160,10 +160,10 @@ impl Bench {
             count: AtomicU64::new(0),
         };
         let pinned = Arc::<Mutex<Vec<TenantId>>>::default();
-        let told = pinned.clone();
+        let reported = pinned.clone();
         let pin_owner = Box::new(move |tenant: TenantId, on: bool| {
             assert!(on, "of VMs nothing is unpinned");
-            told.lock().unwrap().push(tenant);
+            reported.lock().unwrap().push(tenant);
             Ok(())
         });
         let (card, pool) = (card * CHUNK_BYTES, pool * CHUNK_BYTES);
@@ -326,11 +326,11 @@ fn what_finds_no_room_is_blank_and_comes_as_zeros() {
     let refused = bench.sets.allocate(B, at(8), 48 * CHUNK_BYTES).unwrap_err();
     assert_eq!(refused.code, ErrorCode::OutOfGpuMemory);
     let events = bench.events();
-    let told = MemoryEvent::Refused {
+    let reported = MemoryEvent::Refused {
         owner: B,
         bytes: 48 * CHUNK_BYTES,
     };
-    assert_eq!(events.last(), Some(&told));
+    assert_eq!(events.last(), Some(&reported));
     let again = bench.sets.again(B).unwrap();
     assert!(again.len() == 1 && again[0].1.is_none());
     assert!(bench.sets.held(A) && bench.sets.held(B));

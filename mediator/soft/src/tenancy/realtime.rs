@@ -163,13 +163,19 @@ impl Shared {
                     None => thread::park(),
                 }
             } else {
-                self.look(&watched, known, until, &mut last_news);
+                self.poll_watched(&watched, known, until, &mut last_news);
             }
         }
     }
 
-    /// Looks until there is news for the core.
-    fn look(&self, watched: &[Watched], known: u64, until: Option<Moment>, last_news: &mut Moment) {
+    /// Polls until there is news for the core.
+    fn poll_watched(
+        &self,
+        watched: &[Watched],
+        known: u64,
+        until: Option<Moment>,
+        last_news: &mut Moment,
+    ) {
         loop {
             let now = self.clock.now();
             if watched.iter().any(Watched::has_changed) {

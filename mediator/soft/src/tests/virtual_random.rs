@@ -24,15 +24,15 @@ enum Step {
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let who = 0usize..4;
+    let index = 0usize..4;
     let step = prop_oneof![
-        8 => (who.clone(), 0u64..3_000).prop_map(|(i, ns)| Step::Kernel(i, ns)),
-        4 => (who.clone(), 1u64..4_000).prop_map(|(i, n)| Step::Copy(i, n)),
-        1 => who.clone().prop_map(Step::Bad),
-        2 => who.clone().prop_map(Step::Wait),
-        3 => (who.clone(), any::<bool>()).prop_map(|(i, on)| Step::Suspend(i, on)),
-        1 => who.clone().prop_map(Step::Reopen),
-        1 => who.prop_map(Step::Destroy),
+        8 => (index.clone(), 0u64..3_000).prop_map(|(i, ns)| Step::Kernel(i, ns)),
+        4 => (index.clone(), 1u64..4_000).prop_map(|(i, n)| Step::Copy(i, n)),
+        1 => index.clone().prop_map(Step::Bad),
+        2 => index.clone().prop_map(Step::Wait),
+        3 => (index.clone(), any::<bool>()).prop_map(|(i, on)| Step::Suspend(i, on)),
+        1 => index.clone().prop_map(Step::Reopen),
+        1 => index.prop_map(Step::Destroy),
         8 => (0u64..5_000).prop_map(Step::Pass),
     ];
     proptest::collection::vec(step, 1..120)
