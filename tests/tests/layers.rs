@@ -227,6 +227,33 @@ fn a_forbidden_dependency_breaks_its_rule() {
     }
 }
 
+/// Methods of the trait of GPUs and of the small ones that it consists of: what a backend has to
+/// think about.
+const GPU_METHODS_MAX: usize = 25;
+
+/// The supertraits of `name` in a source, and the number of its methods.
+fn trait_of<'a>(text: &'a str, name: &str) -> Option<(Vec<&'a str>, usize)> {
+    let head = format!("pub trait {name}:");
+    let (_, rest) = text.split_once(&head)?;
+    let (above, body) = rest.split_once('{')?;
+    let body = &body[..body.find("\n}")?];
+    let methods = body.lines().filter(|line| line.starts_with("    fn "));
+    Some((above.split('+').map(str::trim).collect(), methods.count()))
+}
+
+#[test]
+fn gpu_traits_have_few_methods() {
+    let text = fs::read_to_string(root().join("mediator/gpu/src/lib.rs")).unwrap();
+    let (parts, own) = trait_of(&text, "Gpu").unwrap();
+    let parts = parts.iter().map(|part| trait_of(&text, part).unwrap().1);
+    let methods: Vec<usize> = parts.chain([own]).collect();
+    assert!(methods.len() > 4 && !methods.contains(&0), "{methods:?}");
+    assert!(
+        methods.iter().sum::<usize>() <= GPU_METHODS_MAX,
+        "{methods:?}"
+    );
+}
+
 /// A source without comments and without its tests, which are at the end.
 fn code(text: &str) -> String {
     let end = text.find("#[cfg(test)]\nmod tests {").unwrap_or(text.len());

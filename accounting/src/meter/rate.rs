@@ -1,6 +1,6 @@
 //! Engine time per finished command of each tenant, and what each tenant was charged in advance.
 
-use super::unobserved::{Look, Progress};
+use super::unobserved::{ChannelSnapshot, Progress};
 use crate::units::{EngineId, Nanos, TenantId};
 use crate::usage::Usage;
 
@@ -72,7 +72,12 @@ impl Rates {
     /// A command that runs across an end of the phase counts as half: a launch and its fence are
     /// two commands. Otherwise a tenant that is admitted or held where a phase begins or ends would
     /// seem to begin more commands than it finishes, or fewer.
-    pub(super) fn learn(&mut self, observed: &Usage, seen: &[Progress], polls: [&Look; 2]) {
+    pub(super) fn learn(
+        &mut self,
+        observed: &Usage,
+        seen: &[Progress],
+        polls: [&ChannelSnapshot; 2],
+    ) {
         for engine in &observed.engines {
             let index = self.idle.iter().position(|of| of.engine == engine.engine);
             let index = index.unwrap_or_else(|| {

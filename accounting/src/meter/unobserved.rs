@@ -1,8 +1,8 @@
 //! Estimates which tenants used the engines while the status registers were not polled.
 //!
-//! Input: the GPU's state at both ends of the unobserved part ([`Look`]: occupants of the engines,
-//! put and get of every channel), and the usage of the poll phase that follows. Output: the usage
-//! of the unobserved part with its error bound.
+//! Input: the GPU's state at both ends of the unobserved part ([`ChannelSnapshot`]: occupants of
+//! the engines, put and get of every channel), and the usage of the poll phase that follows.
+//! Output: the usage of the unobserved part with its error bound.
 //!
 //! A tenant's engine time per finished command is measured in poll phases, as a ratio of two sums
 //! that decay slowly. A tenant is charged this time for each command that it finished since the
@@ -42,14 +42,14 @@ pub struct ChannelReading {
 
 /// The GPU's state at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Look {
+pub struct ChannelSnapshot {
     /// The tenant on each engine; `None` while the engine is idle or switches.
     pub occupants: Vec<(EngineId, Option<TenantId>)>,
     /// All channels.
     pub channels: Vec<ChannelReading>,
 }
 
-impl Look {
+impl ChannelSnapshot {
     pub(super) fn occupant(&self, engine: EngineId) -> Option<TenantId> {
         let of = self.occupants.iter().find(|(id, _)| *id == engine);
         of.and_then(|(_, occupant)| *occupant)
@@ -77,7 +77,7 @@ pub(super) struct Progress {
 }
 
 /// The progress of each tenant that has a channel in either snapshot, by ascending id.
-fn progress(begin: &Look, end: &Look) -> Vec<Progress> {
+fn progress(begin: &ChannelSnapshot, end: &ChannelSnapshot) -> Vec<Progress> {
     let mut parts: Vec<Progress> = Vec::new();
     let mut add = |part: Progress| match parts.binary_search_by_key(&part.tenant, |p| p.tenant) {
         Err(index) => parts.insert(index, part),
@@ -133,10 +133,10 @@ pub struct Unobserved {
     compute: EngineId,
     /// Whether a command can leave an engine before it has finished.
     preemptible: bool,
-    begin: Look,
+    begin: ChannelSnapshot,
     /// Tenants with pending commands that the GPU did not start, as of `begin`.
     suspended: Vec<TenantId>,
-    end: Look,
+    end: ChannelSnapshot,
     rates: Rates,
 }
 
@@ -147,39 +147,44 @@ impl Unobserved {
         Self {
             compute,
             preemptible,
-            begin: Look::default(),
+            begin: ChannelSnapshot::default(),
             suspended: Vec::new(),
-            end: Look::default(),
+            end: ChannelSnapshot::default(),
             rates: Rates::default(),
         }
     }
 
-    /// An unobserved part began with `look`; its occupants were read after its channels.
+    /// An unobserved part began with `snapshot`; its occupants were read after its channels.
     /// `suspended`: the GPU starts no command of this tenant, although commands may be pending.
-    pub fn begin(&mut self, look: Look, suspended: impl Fn(TenantId) -> bool) {
+    pub fn begin(&mut self, snapshot: ChannelSnapshot, suspended: impl Fn(TenantId) -> bool) {
         self.suspended.clear();
-        let owners = look.channels.iter().map(|channel| channel.tenant);
+        let owners = snapshot.channels.iter().map(|channel| channel.tenant);
         self.suspended
             .extend(owners.filter(|tenant| suspended(*tenant)));
-        self.begin = look;
+        self.begin = snapshot;
     }
 
-    /// The unobserved part ended, and a poll phase began, with `look`; its occupants were read
+    /// The unobserved part ended, and a poll phase began, with `snapshot`; its occupants were read
     /// before its channels.
-    pub fn end(&mut self, look: Look) {
-        self.end = look;
+    pub fn end(&mut self, snapshot: ChannelSnapshot) {
+        self.end = snapshot;
     }
 
-    /// Commands finished in the poll phase that ends with `look`; `None` if unknown.
-    pub fn finished_in_phase(&self, look: &Look) -> Option<u64> {
-        self.end.finished_until(look)
+    /// Commands finished in the poll phase that ends with `snapshot`; `None` if unknown.
+    pub fn finished_in_phase(&self, snapshot: &ChannelSnapshot) -> Option<u64> {
+        self.end.finished_until(snapshot)
     }
 
     /// The usage of the unobserved part `window`. `observed` is the usage of the poll phase after
-    /// it, which ended with `look`.
-    pub fn charge(&mut self, window: Window, observed: &Usage, look: &Look) -> Usage {
-        let seen = progress(&self.end, look);
-        self.rates.learn(observed, &seen, [&self.end, look]);
+    /// it, which ended with `snapshot`.
+    pub fn charge(
+        &mut self,
+        window: Window,
+        observed: &Usage,
+        snapshot: &ChannelSnapshot,
+    ) -> Usage {
+        let seen = progress(&self.end, snapshot);
+        self.rates.learn(observed, &seen, [&self.end, snapshot]);
         let unseen = progress(&self.begin, &self.end);
         let engines = observed.engines.iter();
         let engines = engines

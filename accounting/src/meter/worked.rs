@@ -17,7 +17,7 @@
 //! - Without the counter, or with a hole in the log, *resident* replaces *worked*.
 
 use super::{EventMeter, Meter, Observation};
-use crate::look::Reading;
+use crate::poll::Reading;
 use crate::state::SwitchEvent;
 use crate::units::{EngineId, Nanos, TenantId};
 use crate::usage::{EngineUsage, Signals, TenantUsage, Usage};

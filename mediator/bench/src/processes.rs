@@ -7,7 +7,7 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
 use anyhow::bail;
-use turnstile_figures::load::{Block, Calibration, LoadReport, Said};
+use turnstile_figures::load::{Block, Calibration, LoadMessage, LoadReport};
 use turnstile_figures::matrix::{Length, Pattern, Tenant};
 
 use super::ending::ended_within;
@@ -61,7 +61,7 @@ pub(super) fn words(tenant: &Tenant, common: &Common) -> Vec<String> {
 /// A load process, or the process that started it.
 #[derive(Debug)]
 pub(super) struct Load {
-    talk: Talk<Said>,
+    talk: Talk<LoadMessage>,
     /// The load's own process, once it is ready.
     pub(super) pid: u32,
     pub(super) calibration: Option<Calibration>,
@@ -76,11 +76,11 @@ impl Load {
         })
     }
 
-    fn receive(&self, limit: Duration) -> anyhow::Result<Said> {
+    fn receive(&self, limit: Duration) -> anyhow::Result<LoadMessage> {
         match self.talk.answer(limit) {
             Ok(message) => Ok(message),
             Err(RecvTimeoutError::Timeout) => {
-                bail!("A load said nothing for {} s", limit.as_secs())
+                bail!("A load sent nothing for {} s", limit.as_secs())
             }
             Err(RecvTimeoutError::Disconnected) => {
                 bail!("A load ended early; its messages are above")
@@ -91,11 +91,13 @@ impl Load {
     /// Waits until it can begin.
     pub(super) fn wait_ready(&mut self) -> anyhow::Result<()> {
         match self.receive(READY_LIMIT)? {
-            Said::Ready { pid, calibration } => {
+            LoadMessage::Ready { pid, calibration } => {
                 (self.pid, self.calibration) = (pid, calibration);
                 Ok(())
             }
-            Said::Done(_) | Said::Block(_) => bail!("A load is done before it was ready"),
+            LoadMessage::Done(_) | LoadMessage::Block(_) => {
+                bail!("A load is done before it was ready")
+            }
         }
     }
 
@@ -141,8 +143,10 @@ impl Load {
     /// Waits for its report; the process stays, idle, until it is dropped.
     pub(super) fn wait_done(&mut self, length: Duration) -> anyhow::Result<LoadReport> {
         match self.receive(length + DONE_LIMIT)? {
-            Said::Done(report) => Ok(*report),
-            Said::Ready { .. } | Said::Block(_) => bail!("A load says something else"),
+            LoadMessage::Done(report) => Ok(*report),
+            LoadMessage::Ready { .. } | LoadMessage::Block(_) => {
+                bail!("A load sent another message")
+            }
         }
     }
 
@@ -162,8 +166,10 @@ impl Load {
     /// Waits for a block that was ordered before.
     pub(super) fn late_block(&self, limit: Duration) -> anyhow::Result<Block> {
         match self.receive(limit)? {
-            Said::Block(block) => Ok(block),
-            Said::Ready { .. } | Said::Done(_) => bail!("A load says something else"),
+            LoadMessage::Block(block) => Ok(block),
+            LoadMessage::Ready { .. } | LoadMessage::Done(_) => {
+                bail!("A load sent another message")
+            }
         }
     }
 
@@ -202,7 +208,7 @@ mod tests {
 
     #[test]
     fn load_is_started_when_ready_and_its_report_is_read() {
-        let report = serde_json::to_string(&Said::Done(Box::default())).unwrap();
+        let report = serde_json::to_string(&LoadMessage::Done(Box::default())).unwrap();
         let mut load = shell(&format!(
             r#"echo '{{"ready":{{"pid":7,"calibration":{{"turns_per_ms":9.0,"fixed_ns":0.0}}}}}}'; read at; test "$at" = 123 && echo '{report}'; cat"#
         ));

@@ -11,15 +11,14 @@ use std::thread;
 use std::time::Duration;
 
 use rand::{Rng, SeedableRng, rngs::SmallRng};
-use turnstile_accounting::meter::{Look as ChannelLook, Pace, PhasePlan, Phases, Unobserved};
+use turnstile_accounting::meter::{ChannelSnapshot, Pace, PhasePlan, Phases, Unobserved};
 use turnstile_accounting::{
-    DemandEvent, EngineId, EventMeter, Meter, Moment, Nanos, Observation, PolledMeter, Sample,
-    TenantId, Window,
+    EngineId, EventMeter, Meter, Moment, Nanos, Observation, PolledMeter, Sample, TenantId, Window,
 };
 
 use super::host::timings::Seen;
 use super::host::{Host, engines};
-use turnstile_gpu::{Look, Suspend};
+use turnstile_gpu::{EngineReading, Suspend};
 use turnstile_mediation::{COMPUTE, REACTION_MIN};
 
 /// How engine state is read.
@@ -66,7 +65,7 @@ const IDLE_PERIOD: Nanos = Nanos::from_ms(5);
 const EMPTY_PERIOD: Nanos = Nanos::from_ms(20);
 /// Poll interval of a GPU that divides its engine by itself, without tenants. The busy counter
 /// wraps in 3.98 s.
-const EMPTY_LOOK: Nanos = Nanos::from_ms(100);
+const EMPTY_POLL: Nanos = Nanos::from_ms(100);
 
 /// Runs until `stop`.
 pub(super) fn run(
@@ -82,16 +81,15 @@ pub(super) fn run(
         periods,
         timing,
         truth: EventMeter::new(engines(&**host.gpu())),
-        events: Vec::new(),
+        reading: EngineReading::default(),
         seen: Seen::default(),
         channels: Vec::new(),
-        demand: Vec::new(),
         demand_known: host.gpu().capabilities().demand,
         feeds_policy: host.schedules_by_events(),
         polls: kind != MeterKind::Events,
     };
     match kind {
-        MeterKind::Events if host.gpu().capabilities().time_slices => thread.by_looks(),
+        MeterKind::Events if host.gpu().capabilities().time_slices => thread.by_readings(),
         MeterKind::Events if thread.demand_known => thread.by_demand(),
         MeterKind::Events => thread.by_events(),
         MeterKind::Polled => thread.by_polling(false),
@@ -107,10 +105,9 @@ struct Accounting<'a> {
     timing: Timing,
     /// Follows the engines' own log; with the polled meter for comparison only.
     truth: EventMeter,
-    events: Vec<turnstile_accounting::SwitchEvent>,
+    reading: EngineReading,
     seen: Seen,
     channels: Vec<turnstile_gpu::ChannelActivity>,
-    demand: Vec<DemandEvent>,
     demand_known: bool,
     /// The policy takes what the engines do.
     feeds_policy: bool,
@@ -139,11 +136,11 @@ impl Accounting<'_> {
             let held = self.host.anyone_held();
             let moves = self.host.memory_is_busy();
             let tick = (held || moves).then_some(self.timing.tick);
-            gpu.nap(tick.map_or(left, |tick| left.min(tick)));
+            gpu.wait(tick.map_or(left, |tick| left.min(tick)));
             if moves {
                 self.host.memory_tick();
             }
-            if held && gpu.has_run_dry() && self.host.ran_dry() {
+            if held && gpu.engine_status(COMPUTE).running.is_none() && self.host.ran_dry() {
                 return;
             }
         }
@@ -158,26 +155,20 @@ impl Accounting<'_> {
     }
 
     fn read_log(&mut self) {
-        self.host.gpu().read_demand(&mut self.demand);
-        let complete = self.host.gpu().read_events(&mut self.events);
+        self.host.gpu().read(&mut self.reading);
+        let EngineReading {
+            switches, demand, ..
+        } = &mut self.reading;
         if self.feeds_policy {
-            let switches: &[_] = if self.polls { &[] } else { &self.events };
-            self.host.observe(switches, &self.demand);
-            self.demand.clear();
+            let observed: &[_] = if self.polls { &[] } else { switches };
+            self.host.observe(observed, demand);
         }
-        for event in self.events.drain(..) {
+        demand.clear();
+        for event in switches.drain(..) {
             self.seen.event(&event);
             self.truth.observe(Observation::Switch(event));
         }
         self.host.saw(&mut self.seen);
-        if !complete {
-            self.seen.hole();
-            // After the observations: the state that the last record began ended at an unknown
-            // moment.
-            for engine in engines(&**self.host.gpu()) {
-                self.truth.restart(engine);
-            }
-        }
     }
 
     /// Time between two decisions, if the policy does not set it.
@@ -196,7 +187,8 @@ impl Accounting<'_> {
             // The end is read first: all that is logged after this read is later.
             let to = self.now().max(from);
             self.read_log();
-            let usage = self.truth.close(window(from, to));
+            let mut usage = self.truth.close(window(from, to));
+            usage.copied = self.reading.copied.take();
             from = to;
             self.host.period_end(None, usage, None, &mut self.channels);
             self.periods.fetch_add(1, Ordering::Relaxed);
@@ -213,7 +205,8 @@ impl Accounting<'_> {
             // The end is read first: all that is logged after this read is later.
             let to = self.now().max(from);
             self.read_log();
-            let usage = self.truth.close(window(from, to));
+            let mut usage = self.truth.close(window(from, to));
+            usage.copied = self.reading.copied.take();
             from = to;
             self.host.period_end(None, usage, None, &mut self.channels);
             self.periods.fetch_add(1, Ordering::Relaxed);
@@ -221,27 +214,26 @@ impl Accounting<'_> {
     }
 
     /// For a GPU that divides its engine by itself: polls whenever the rule requires it.
-    fn by_looks(&mut self) {
-        let mut look = Look::default();
+    fn by_readings(&mut self) {
         let mut next = self.now();
         while !self.stopped() {
             let due = match self.host.is_empty() {
-                true => next.max(look.at + EMPTY_LOOK),
+                true => next.max(self.reading.at + EMPTY_POLL),
                 false => next,
             };
             let left = due.since(self.now());
             if left > Nanos::ZERO {
                 let moves = self.host.memory_is_busy();
                 let tick = if moves { self.timing.tick } else { left };
-                self.host.gpu().nap(left.min(tick));
+                self.host.gpu().wait(left.min(tick));
                 if moves {
                     self.host.memory_tick();
                 }
                 continue;
             }
-            self.host.gpu().read_look(&mut look);
-            next = self.host.look(&mut look, &mut self.channels);
-            next = next.max(look.at + PERIOD_MIN);
+            self.host.gpu().read(&mut self.reading);
+            next = self.host.poll(&mut self.reading, &mut self.channels);
+            next = next.max(self.reading.at + PERIOD_MIN);
             self.periods.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -266,15 +258,15 @@ impl Accounting<'_> {
             }
             let due = self.host.decide_at();
             let due = due.map(|due| due.max(decided + REACTION_MIN));
-            let looks = self.host.looks_at_held() || self.host.memory_is_busy();
-            let tick = looks.then(|| now + self.timing.tick);
+            let ticks = self.host.polls_held() || self.host.memory_is_busy();
+            let tick = ticks.then(|| now + self.timing.tick);
             let until = due.into_iter().chain(tick).fold(end, Moment::min);
-            let noticed = self.host.gpu().nap(until.since(now)).is_some();
+            let noticed = self.host.gpu().wait(until.since(now));
             if self.host.memory_is_busy() {
                 self.host.memory_tick();
             }
             let now = self.now();
-            if noticed || looks || due.is_some_and(|due| due <= now) {
+            if noticed || ticks || due.is_some_and(|due| due <= now) {
                 self.read_log();
                 self.host.decide();
                 decided = now;
@@ -292,9 +284,9 @@ impl Accounting<'_> {
         let mut random = SmallRng::seed_from_u64(self.timing.seed);
         self.read_log();
         let mut from = self.now();
-        let mut look = self.look_at_end();
+        let mut snapshot = self.snapshot_at_end();
         while !self.stopped() {
-            unobserved.begin(look, |tenant| self.host.is_suspended(tenant));
+            unobserved.begin(snapshot, |tenant| self.host.is_suspended(tenant));
             let (used, allocated) = self.host.channel_counts();
             let Phases {
                 poll_ns,
@@ -310,28 +302,29 @@ impl Accounting<'_> {
             }
             let begin = self.now();
             self.sample(&mut meter);
-            unobserved.end(self.look_at_begin());
-            let (mut end, mut gap, mut looked_at) = (begin, Nanos::ZERO, begin);
+            unobserved.end(self.snapshot_at_begin());
+            let (mut end, mut gap, mut ticked_at) = (begin, Nanos::ZERO, begin);
             while end.since(begin) < poll_ns && !self.stopped() {
                 if pace.pause() > Nanos::ZERO {
                     thread::park_timeout(Duration::from_nanos(pace.pause().0));
                 }
                 let (at, idle) = self.sample(&mut meter);
                 (gap, end) = (gap.max(at.since(end)), at);
-                if idle && end.since(looked_at) >= self.timing.tick {
-                    looked_at = end;
+                if idle && end.since(ticked_at) >= self.timing.tick {
+                    ticked_at = end;
                     self.host.memory_tick();
                     self.host.ran_dry();
                 }
             }
-            look = self.look_at_end();
-            meter.sampled(unobserved.finished_in_phase(&look), gap);
-            let observed = meter.close(window(begin, end));
-            let estimated = unobserved.charge(window(from, begin), &observed, &look);
+            snapshot = self.snapshot_at_end();
+            meter.sampled(unobserved.finished_in_phase(&snapshot), gap);
+            let mut observed = meter.close(window(begin, end));
+            let estimated = unobserved.charge(window(from, begin), &observed, &snapshot);
             if adaptive {
                 pace = Pace::next(&observed);
             }
             self.read_log();
+            observed.copied = self.reading.copied.take();
             let truth = self.truth.close(window(from, end));
             from = end;
             self.host
@@ -361,20 +354,20 @@ impl Accounting<'_> {
 
     /// What the GPU shows where a poll phase begins. A command on an engine that is not counted as
     /// finished afterwards was on it in all of the part before.
-    fn look_at_begin(&self) -> ChannelLook {
+    fn snapshot_at_begin(&self) -> ChannelSnapshot {
         let occupants = self.occupants();
         let channels = self.host.read_channels();
-        ChannelLook {
+        ChannelSnapshot {
             occupants,
             channels,
         }
     }
 
     /// What the GPU shows where a poll phase ends; read in the other order for the same reason.
-    fn look_at_end(&self) -> ChannelLook {
+    fn snapshot_at_end(&self) -> ChannelSnapshot {
         let channels = self.host.read_channels();
         let occupants = self.occupants();
-        ChannelLook {
+        ChannelSnapshot {
             occupants,
             channels,
         }

@@ -33,9 +33,9 @@ use session::{Role, Session, SessionError, tell};
 /// no longer than this.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 /// Interval of the search for connections without a first frame, while there are any.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const SILENCE_POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Minimum time between two log lines about something that clients can cause at will.
-const TELL_EVERY: Duration = Duration::from_secs(60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 const LISTENER: u32 = 0;
 const WAKE: u32 = 1;
@@ -73,12 +73,12 @@ impl ControlLoop {
             admitted,
             admissions,
             accept_again: None,
-            look: None,
+            silence_poll_at: None,
             kicks: KickBudgets::default(),
             unmute: None,
-            told_full: None,
-            told_short: None,
-            told_silent: None,
+            full_logged_at: None,
+            short_logged_at: None,
+            silent_logged_at: None,
         });
         Ok(Self {
             manager,
@@ -145,16 +145,16 @@ struct Control {
     /// When the listener is watched again, if it is not now.
     accept_again: Option<Instant>,
     /// When connections without a first frame are next searched for.
-    look: Option<Instant>,
+    silence_poll_at: Option<Instant>,
     /// What the kicks of each account may cost.
     kicks: KickBudgets,
     /// When the first muted kick is watched again.
     unmute: Option<Instant>,
     /// Latest log lines: no place for a connection, no descriptor from the kernel, a silent
     /// connection.
-    told_full: Option<Instant>,
-    told_short: Option<Instant>,
-    told_silent: Option<Instant>,
+    full_logged_at: Option<Instant>,
+    short_logged_at: Option<Instant>,
+    silent_logged_at: Option<Instant>,
 }
 
 impl MutEventSubscriber for Control {
@@ -195,7 +195,7 @@ impl MutEventSubscriber for Control {
 impl Control {
     /// When the next timed action is due.
     fn due(&self) -> Option<Instant> {
-        let due = [self.accept_again, self.look, self.unmute];
+        let due = [self.accept_again, self.silence_poll_at, self.unmute];
         due.into_iter().flatten().min()
     }
 
@@ -209,7 +209,7 @@ impl Control {
                 self.accept_again = Some(now + ACCEPT_AGAIN);
             }
         }
-        if self.look.is_some_and(|at| at <= now) {
+        if self.silence_poll_at.is_some_and(|at| at <= now) {
             self.end_silent(now, ops);
         }
         if self.unmute.is_some_and(|at| at <= now) {
@@ -219,15 +219,16 @@ impl Control {
 
     /// Ends connections that sent no first frame in time: they take places.
     fn end_silent(&mut self, now: Instant, ops: &mut EventOps) {
-        let unheard = self.sessions.iter().filter(|(_, one)| one.role.is_none());
-        let (silent, waiting): (Vec<_>, Vec<_>) = unheard
+        let without_role = self.sessions.iter().filter(|(_, one)| one.role.is_none());
+        let (silent, waiting): (Vec<_>, Vec<_>) = without_role
             .map(|(number, one)| (*number, now.saturating_duration_since(one.since)))
             .partition(|(_, passed)| *passed >= self.bounds.greeting);
-        self.look = (!waiting.is_empty()).then(|| now + LOOK_EVERY.min(self.bounds.greeting));
+        self.silence_poll_at =
+            (!waiting.is_empty()).then(|| now + SILENCE_POLL_INTERVAL.min(self.bounds.greeting));
         for (number, _) in &silent {
             self.end(*number, ops, Some(&SessionError::Silent));
         }
-        if !silent.is_empty() && is_time(&mut self.told_silent, now) {
+        if !silent.is_empty() && is_time(&mut self.silent_logged_at, now) {
             let count = silent.len();
             log::warn!("{count} connections were ended: {}", SessionError::Silent);
         }
@@ -237,7 +238,7 @@ impl Control {
     /// watched for a while.
     fn pause(&mut self, error: &io::Error, ops: &mut EventOps) {
         let now = Instant::now();
-        if is_time(&mut self.told_short, now) {
+        if is_time(&mut self.short_logged_at, now) {
             log::error!(
                 "New connections have to wait: {error} (too few open files? ulimit -n, LimitNOFILE)"
             );
@@ -266,7 +267,7 @@ impl Control {
             };
             let others = self.sessions.values().map(|session| session.uid);
             if !self.bounds.place(uid, self.own_uid, others) {
-                if is_time(&mut self.told_full, now) {
+                if is_time(&mut self.full_logged_at, now) {
                     let count = self.sessions.len();
                     log::warn!("User {uid} finds no place beside {count} connections");
                 }
@@ -283,8 +284,8 @@ impl Control {
             {
                 continue;
             }
-            self.look
-                .get_or_insert(now + LOOK_EVERY.min(self.bounds.greeting));
+            self.silence_poll_at
+                .get_or_insert(now + SILENCE_POLL_INTERVAL.min(self.bounds.greeting));
             let session = Session {
                 stream,
                 uid,
@@ -343,10 +344,10 @@ impl Control {
 }
 
 /// Whether the log interval has passed; if so, it starts again.
-fn is_time(told: &mut Option<Instant>, now: Instant) -> bool {
-    let due = told.is_none_or(|at| now.saturating_duration_since(at) >= TELL_EVERY);
+fn is_time(logged_at: &mut Option<Instant>, now: Instant) -> bool {
+    let due = logged_at.is_none_or(|at| now.saturating_duration_since(at) >= LOG_INTERVAL);
     if due {
-        *told = Some(now);
+        *logged_at = Some(now);
     }
     due
 }

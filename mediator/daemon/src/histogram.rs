@@ -75,10 +75,10 @@ mod tests {
         ] {
             histogram.observe(length);
         }
-        let told: Vec<_> = histogram.cumulative().collect();
-        assert_eq!(told[0], (Nanos::from_us(1), 2));
-        assert_eq!(told[1], (Nanos::from_us(5), 3));
-        assert_eq!(told.last(), Some(&(Nanos::from_ms(1_000), 3)));
+        let buckets: Vec<_> = histogram.cumulative().collect();
+        assert_eq!(buckets[0], (Nanos::from_us(1), 2));
+        assert_eq!(buckets[1], (Nanos::from_us(5), 3));
+        assert_eq!(buckets.last(), Some(&(Nanos::from_ms(1_000), 3)));
         assert_eq!(histogram.count(), 4);
         assert_eq!(histogram.sum(), Nanos(2_000_002_002));
     }

@@ -34,9 +34,9 @@ use self::timings::Timings;
 use super::error::HostError;
 use super::journal::{Changed, Journal};
 use super::registry::Registry;
-use super::untracked::Told;
+use super::untracked::UntrackedLog;
 use crate::tenant::requests::{Account, Effect};
-use turnstile_gpu::Gpu;
+use turnstile_gpu::{DoorbellChange, Gpu};
 use turnstile_mediation::{COMPUTE, Mediation};
 
 /// Tenants and policy of a host.
@@ -92,7 +92,7 @@ pub(super) struct State {
     /// Processes of tenants that are programs.
     pub(super) registry: Registry,
     /// Processes without a tenant that were logged.
-    told: Told,
+    untracked: UntrackedLog,
     /// Tenants that left, but may still have work on the engines: settled after [`SETTLE_AFTER`].
     pub(super) leaving: Vec<Leaving>,
     pub(super) next: u32,
@@ -135,7 +135,7 @@ impl Host {
             settings: BTreeMap::new(),
             accounts: Accounts::default(),
             registry: Registry::default(),
-            told: Told::default(),
+            untracked: UntrackedLog::default(),
             leaving: Vec::new(),
             next: 1,
             starting: BTreeMap::new(),
@@ -249,7 +249,8 @@ impl Host {
                 if let Some(made) = stands.and_then(|stands| vm.gates.add(channel, stands)) {
                     vmm.send_move(made);
                 }
-                self.gpu.set_unwatched(tenant, vm.gates.any_open());
+                let change = DoorbellChange::AnyOpen(vm.gates.any_open());
+                self.gpu.doorbells_changed(tenant, change);
             }
             Effect::Closed(channel) => {
                 vm.gates.remove(channel);
@@ -270,14 +271,15 @@ impl Host {
         }
         let open = vm.gates.any_open();
         drop(state);
-        self.gpu.set_unwatched(tenant, open);
+        self.gpu
+            .doorbells_changed(tenant, DoorbellChange::AnyOpen(open));
         // A write may have passed before the gate closed, or have been delivered when it opened.
-        self.gpu.ring(tenant);
+        self.gpu.doorbells_changed(tenant, DoorbellChange::Written);
     }
 
     /// A doorbell write of this tenant trapped: it passed a watched gate, or a closed gate kept it.
     pub(super) fn kicked(&self, tenant: TenantId) {
-        self.gpu.ring(tenant);
+        self.gpu.doorbells_changed(tenant, DoorbellChange::Written);
         let running = self.gpu.engine_status(COMPUTE).running;
         let mut state = self.lock();
         let now = self.gpu.now();
@@ -286,7 +288,8 @@ impl Host {
         }
         if let Some((vm, _)) = state.tenants.get_mut(&tenant).and_then(Tenant::vm) {
             vm.gates.woke();
-            self.gpu.set_unwatched(tenant, vm.gates.any_open());
+            let change = DoorbellChange::AnyOpen(vm.gates.any_open());
+            self.gpu.doorbells_changed(tenant, change);
         }
         if let Some(order) = state.mediation.woke(tenant, now) {
             state.carry_out(&*self.gpu, &[order]);

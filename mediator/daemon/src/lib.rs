@@ -3,13 +3,13 @@
 //! The loop, in the order in which data moves:
 //!
 //! ```text
-//!  accounting   Gpu::read_events, read_demand, or read_look: what the engines did
+//!  accounting   Metering::read: what the engines did
 //!      |        a meter of turnstile-accounting: GPU time of each tenant
 //!      v
 //!  host         Host::period_end: the ledger adds it up, the recorder keeps it
 //!      |        Mediation (turnstile-mediation): usage and demand in, orders out
 //!      v
-//!  host::orders HoldOrder -> Gpu::hold, GateOrder -> GateBook -> the VMM
+//!  host::orders Order -> Suspension::carry_out, GateOrder -> GateBook -> the VMM
 //!      ^
 //!  kicks        Host::kicked: a tenant that was idle has work
 //! ```

@@ -12,6 +12,7 @@ use super::host::settings::Brought;
 use super::host::{Host, State};
 use super::registry::ProcessError;
 use crate::accounts::Claim;
+use turnstile_gpu::ProgramEvent;
 use turnstile_host::process::{self, Identity};
 
 impl Host {
@@ -100,7 +101,11 @@ impl Host {
             memory.check(tenant, entitlement)?;
             max_bytes = Some(entitlement.max_bytes);
         }
-        self.gpu().add_program(tenant, pid, max_bytes)?;
+        let started = ProgramEvent::Started {
+            root: pid,
+            memory_max_bytes: max_bytes,
+        };
+        self.gpu().program(tenant, started)?;
         let admitted = ToVmm::Admitted { tenant: tenant.0 };
         let answered = writer
             .push(&admitted, Vec::new())
@@ -172,7 +177,10 @@ impl Host {
         if !own {
             return Err(ProcessError::Stranger.to_string());
         }
-        self.gpu().program_memory(tenant, connection)
+        let memory = ProgramEvent::Memory(connection);
+        self.gpu()
+            .program(tenant, memory)
+            .map_err(|refusal| refusal.to_string())
     }
 
     /// What the driver did for a process of a program; false if the launcher broke the rules.
@@ -195,11 +203,12 @@ impl Host {
         drop(state);
         if let Some(client) = permitted.refused {
             log::warn!(
-                "{tenant}: process {pid} names client {client:#x}, which is another process's; refused (said once)"
+                "{tenant}: process {pid} names client {client:#x}, which is another process's; refused (logged once)"
             );
         }
         if !permitted.changes.is_empty() {
-            self.gpu().program_changed(tenant, pid, &permitted.changes);
+            let changes = &permitted.changes;
+            self.report(tenant, ProgramEvent::Changed { pid, changes });
         }
         true
     }
@@ -208,7 +217,13 @@ impl Host {
     pub(super) fn program_exited(&self, tenant: TenantId, pid: u32) {
         let known = self.lock().registry.exited(tenant, pid);
         if known {
-            self.gpu().program_exited(tenant, pid);
+            self.report(tenant, ProgramEvent::Exited { pid });
+        }
+    }
+
+    fn report(&self, tenant: TenantId, event: ProgramEvent<'_>) {
+        if let Err(refusal) = self.gpu().program(tenant, event) {
+            log::debug!("{tenant}: {refusal}");
         }
     }
 }

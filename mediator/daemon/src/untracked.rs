@@ -13,14 +13,14 @@ const KEPT_MAX: usize = 4096;
 
 /// Processes that were logged.
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(super) struct UntrackedLog {
     next: Option<Moment>,
     pids: BTreeSet<u32>,
 }
 
-impl Told {
+impl UntrackedLog {
     /// Checks, if the interval has passed.
-    pub(super) fn look(&mut self, now: Moment, untracked: impl FnOnce() -> Vec<Untracked>) {
+    pub(super) fn check(&mut self, now: Moment, untracked: impl FnOnce() -> Vec<Untracked>) {
         if self.next.is_some_and(|next| now < next) {
             return;
         }
@@ -56,35 +56,35 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_spoken_of_once() {
-        let mut told = Told::default();
+    fn a_process_is_logged_once() {
+        let mut log = UntrackedLog::default();
         let (one, two) = (process(1), process(2));
-        assert_eq!(told.news(std::slice::from_ref(&one)), [&one]);
-        assert_eq!(told.news(&[one.clone(), two.clone()]), [&two]);
-        assert!(told.news(&[one, two]).is_empty());
+        assert_eq!(log.news(std::slice::from_ref(&one)), [&one]);
+        assert_eq!(log.news(&[one.clone(), two.clone()]), [&two]);
+        assert!(log.news(&[one, two]).is_empty());
     }
 
     #[test]
-    fn it_is_looked_for_each_second() {
-        let (mut told, mut looks) = (Told::default(), 0);
+    fn processes_are_checked_each_second() {
+        let (mut log, mut checks) = (UntrackedLog::default(), 0);
         for ms in 0..3000 {
-            told.look(Moment(0) + Nanos::from_ms(ms), || {
-                looks += 1;
+            log.check(Moment(0) + Nanos::from_ms(ms), || {
+                checks += 1;
                 Vec::new()
             });
         }
-        assert_eq!(looks, 3);
+        assert_eq!(checks, 3);
     }
 
     #[test]
     fn what_is_remembered_is_bounded() {
-        let mut told = Told::default();
+        let mut log = UntrackedLog::default();
         let many: Vec<Untracked> = (0..3 * KEPT_MAX as u32).map(process).collect();
         for some in many.chunks(1000) {
-            told.news(some);
-            assert!(told.pids.len() <= KEPT_MAX);
+            log.news(some);
+            assert!(log.pids.len() <= KEPT_MAX);
         }
-        told.news(&many);
-        assert!(told.pids.len() <= KEPT_MAX);
+        log.news(&many);
+        assert!(log.pids.len() <= KEPT_MAX);
     }
 }

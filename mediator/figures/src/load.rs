@@ -99,7 +99,7 @@ pub struct LoadSpec {
 /// A message of a load.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Said {
+pub enum LoadMessage {
     /// It waits for its start time: a line with the wall clock in nanoseconds.
     Ready {
         /// Its process.
@@ -219,17 +219,17 @@ mod tests {
             clock_offset_ns: -5,
             ..LoadReport::default()
         };
-        let line = serde_json::to_string(&Said::Done(Box::new(report.clone()))).unwrap();
+        let line = serde_json::to_string(&LoadMessage::Done(Box::new(report.clone()))).unwrap();
         assert!(!line.contains('\n') && line.starts_with("{\"done\":"));
         assert_eq!(
-            serde_json::from_str::<Said>(&line).unwrap(),
-            Said::Done(Box::new(report))
+            serde_json::from_str::<LoadMessage>(&line).unwrap(),
+            LoadMessage::Done(Box::new(report))
         );
         let line = r#"{"ready": {"pid": 3}}"#;
         let (pid, calibration) = (3, None);
         assert_eq!(
-            serde_json::from_str::<Said>(line).unwrap(),
-            Said::Ready { pid, calibration }
+            serde_json::from_str::<LoadMessage>(line).unwrap(),
+            LoadMessage::Ready { pid, calibration }
         );
     }
 }

@@ -11,16 +11,16 @@ pub struct Capabilities {
     pub copy_engines: u8,
     /// How a tenant's work can be stopped once it is queued.
     pub suspend: Suspend,
-    /// Whether the dispatcher holds a tenant on one engine ([`super::Gpu::hold`]).
+    /// Whether the dispatcher holds a tenant on one engine ([`crate::Order::Hold`]).
     pub engine_holds: bool,
-    /// Whether tenants' demand for each engine is reported ([`super::Gpu::read_demand`]).
+    /// Whether tenants' demand for each engine is reported ([`crate::EngineReading::demand`]).
     pub demand: bool,
-    /// Whether the engine divides its time among tenants by itself, in timeslices, and a poll shows
-    /// what each worked ([`super::Gpu::read_look`]).
+    /// Whether the engine divides its time among tenants by itself, in timeslices, and a reading
+    /// shows what each worked ([`crate::EngineReading::windows`]).
     pub time_slices: bool,
-    /// Whether status registers can be polled ([`super::Gpu::engine_status`]).
+    /// Whether status registers can be polled ([`crate::Metering::engine_status`]).
     pub status_registers: bool,
-    /// Whether context switches are logged ([`super::Gpu::read_events`]).
+    /// Whether context switches are logged ([`crate::EngineReading::switches`]).
     pub switch_events: bool,
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
@@ -28,8 +28,11 @@ pub struct Capabilities {
     pub shared_bytes_max: u32,
     /// GPU memory in bytes.
     pub memory_bytes: u64,
-    /// Memory of suspended tenants can be moved to the host and back ([`super::Gpu::move_memory`]),
-    /// and tenants may own more than the GPU has. Their apertures show nothing.
+    /// Whether [`crate::Memory::memory`] reports what a tenant holds.
+    pub memory_held: bool,
+    /// Memory of suspended tenants can be moved to the host and back
+    /// ([`crate::Memory::move_memory`]), and tenants may own more than the GPU has. Their apertures
+    /// show nothing.
     pub movable_memory: bool,
     /// Bytes of it that the host can hold; zero if memory does not move.
     pub host_pool_bytes: u64,

@@ -1,17 +1,20 @@
-//! GPUs behind one trait.
+//! GPUs behind one trait, [`Gpu`], which is four small ones by capability.
 //!
-//! The trait covers what hardware can do; [`Capabilities`] states what a GPU cannot. One folder per
-//! GPU.
+//! The traits cover what hardware can do; [`Capabilities`] states what a GPU cannot. The mediator
+//! makes all calls; none of them blocks on a tenant's work, but for [`Metering::wait`].
 #![deny(unsafe_code)]
 
 mod capabilities;
+pub mod conformance;
 mod guest;
 pub mod interrupts;
 pub mod layout;
-mod look;
 mod moves;
+mod orders;
 pub mod pace;
+pub mod plain;
 pub mod pool;
+mod reading;
 mod refusal;
 pub mod ring;
 
@@ -27,16 +30,15 @@ use std::time::Duration;
 use serde::Serialize;
 use turnstile_abi::ErrorCode;
 use turnstile_accounting::meter::ChannelReading;
-use turnstile_accounting::{
-    AccountId, DemandEvent, EngineId, Moment, Nanos, SwitchEvent, TenantId,
-};
+use turnstile_accounting::{AccountId, EngineId, Moment, Nanos, TenantId};
 use turnstile_vmm::gate::{PageWords, SharedPages};
 use turnstile_vmm::wire::ObjectChange;
 
 pub use capabilities::{Capabilities, EngineStatus, Suspend};
 pub use guest::GuestMemory;
-pub use look::{LOOKS, Look};
 pub use moves::{ChunkId, Direction, MemoryEvent, MoveError, MoveFailure, MoveOrder, MoveReport};
+pub use orders::Order;
+pub use reading::{EngineReading, READINGS};
 pub use refusal::{ProgramRefusal, Refusal, within_limit};
 
 /// The engine of kernels.
@@ -169,16 +171,70 @@ pub struct Allocation {
     pub bytes: u64,
 }
 
-/// A GPU. The mediator makes all calls; none of them blocks on a tenant's work.
-pub trait Gpu: Send + Sync + fmt::Debug {
-    /// What it can do.
-    fn capabilities(&self) -> Capabilities;
+/// GPU memory of a tenant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TenantMemory {
+    /// Bytes that it may still allocate.
+    pub free_bytes: u64,
+    /// Bytes that it holds; zero without [`Capabilities::memory_held`].
+    pub held_bytes: u64,
+}
 
-    /// The GPU's clock: that of events, fences and kernels.
-    fn now(&self) -> Moment;
+/// A change at a VM's doorbells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DoorbellChange {
+    /// A gate let a write through, or was opened: the GPU polls the doorbells now. This wakes a GPU
+    /// that sleeps because all gates are watched or closed.
+    Written,
+    /// Whether any gate is open: then writes reach the doorbells without notice.
+    AnyOpen(bool),
+}
 
+/// An event of a program that is a tenant.
+#[derive(Debug)]
+pub enum ProgramEvent<'a> {
+    /// It becomes a tenant: the process `root`, all its descendants, and the processes of reported
+    /// objects. [`Channels::destroy_context`] ends it.
+    Started {
+        /// Number of its first process.
+        root: u32,
+        /// Limit of its movable memory, if there is one.
+        memory_max_bytes: Option<u64>,
+    },
+    /// A process of it has movable memory, and this connection of the protocol
+    /// `turnstile-preload-wire`. The kernel reported that the process is the program's.
+    Memory(OwnedFd),
+    /// The driver handed objects to a process of it, or freed some. The kernel reported that the
+    /// process is the program's. No other process has named these clients; that the objects exist
+    /// is an allegation.
+    Changed {
+        /// The process.
+        pid: u32,
+        /// The objects.
+        changes: &'a [ObjectChange],
+    },
+    /// A process of it is gone, with all that it had.
+    Exited {
+        /// The process.
+        pid: u32,
+    },
+}
+
+/// What a GPU reports about its own work.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Figures by name; names that end in `_ns` are times. They only grow.
+    pub figures: BTreeMap<&'static str, u64>,
+    /// Processes that use the GPU and belong to no tenant, bounded.
+    pub untracked: Vec<Untracked>,
+    /// Faults of each tenant's channels so far, by kind, where they are counted.
+    pub faults: BTreeMap<TenantId, BTreeMap<ErrorCode, u64>>,
+}
+
+/// Tenants, their channels and their modules.
+pub trait Channels: Send + Sync + fmt::Debug {
     /// Doorbell pages of the GPU's own for a new tenant, if it has some. They have to be mapped
-    /// into the guest, and passed to [`Gpu::create_context`], which takes them back if it fails.
+    /// into the guest, and passed to [`Self::create_context`], which takes them back if it fails.
     ///
     /// # Errors
     /// When it has none left.
@@ -215,28 +271,8 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// The refusal that the guest sees.
     fn close_channel(&self, tenant: TenantId, channel: u32) -> Result<(), Refusal>;
 
-    /// Allocates zeroed GPU memory.
-    ///
-    /// # Errors
-    /// The refusal that the guest sees.
-    fn allocate(&self, tenant: TenantId, bytes: u64) -> Result<Allocation, Refusal>;
-
-    /// Frees and scrubs the allocation that begins at `va`.
-    ///
-    /// # Errors
-    /// The refusal that the guest sees.
-    fn free(&self, tenant: TenantId, va: u64) -> Result<(), Refusal>;
-
-    /// Bytes that the tenant may still allocate.
-    fn memory_free_bytes(&self, tenant: TenantId) -> u64;
-
-    /// GPU memory that the tenant holds, if that is known.
-    fn memory_held_bytes(&self, _tenant: TenantId) -> Option<u64> {
-        None
-    }
-
     /// Loads a module; returns its handle and the number of its functions. `max_bytes` is an
-    /// operator's limit on [`Self::memory_held_bytes`], if that is known: variables of modules
+    /// operator's limit on [`TenantMemory::held_bytes`], if that is known: variables of modules
     /// count.
     ///
     /// # Errors
@@ -266,70 +302,53 @@ pub trait Gpu: Send + Sync + fmt::Debug {
         name: &str,
     ) -> Result<(u32, u32), Refusal>;
 
-    /// Reads an engine's status register and the channel table (LoGA 4.1). Cheap: called every
-    /// microsecond while the meter polls.
-    fn engine_status(&self, engine: EngineId) -> EngineStatus;
+    /// Takes a change at a VM's doorbells.
+    fn doorbells_changed(&self, tenant: TenantId, change: DoorbellChange);
 
-    /// Bytes that copy engines have moved since the last call, by the tenant that is charged for
-    /// their time: those of finished commands and moves. None if the GPU does not count them.
-    fn take_copied(&self) -> Option<BTreeMap<TenantId, u64>> {
-        None
+    /// Takes an event of a program. [`Metering::activity`] reports its work, as far as it can be
+    /// known.
+    ///
+    /// # Errors
+    /// If the GPU takes no programs, or refuses this one or its connection.
+    fn program(&self, _tenant: TenantId, event: ProgramEvent<'_>) -> Result<(), ProgramRefusal> {
+        match event {
+            ProgramEvent::Started { .. } => Err(ProgramRefusal::Unsupported),
+            ProgramEvent::Memory(_) => Err(ProgramRefusal::Immovable),
+            ProgramEvent::Changed { .. } | ProgramEvent::Exited { .. } => Ok(()),
+        }
     }
+}
 
-    /// Whether the compute engine is idle, if only tenants that may run are counted. May take a
-    /// millisecond to find out.
-    fn has_run_dry(&self) -> bool {
-        self.engine_status(EngineId(0)).running.is_none()
-    }
-
-    /// Sleeps for `length`, or less if woken, or if the GPU has a notice. Returns how soon a
-    /// decision about the notice is due, if one is. A GPU with [`Capabilities::engine_holds`] has a
-    /// notice when an engine has nothing more to start while held tenants have work for it. A GPU
-    /// that stops running kernels also has a notice when a tenant without work for an occupied
-    /// engine gets some.
-    fn nap(&self, length: Nanos) -> Option<Nanos> {
-        thread::park_timeout(Duration::from_nanos(length.0));
-        None
-    }
-
-    /// Ends the sleep of another thread, if unparking it does not.
-    fn wake(&self) {}
-
-    /// Appends the context switches logged since the last call to `events`, oldest first. Dropped
-    /// records show as gaps in the sequence numbers. False if some were dropped after the last one:
-    /// the state that it began may have ended.
-    fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool;
-
-    /// Appends the changes of tenants' demand since the last call to `events`, oldest first. After
-    /// a loss the current state of every tenant follows.
-    fn read_demand(&self, _events: &mut Vec<DemandEvent>) {}
-
-    /// Holds a tenant on an engine, or releases it ([`Capabilities::engine_holds`]). While it is
-    /// held, no further command of it is started there, and a running kernel stops if
-    /// [`Suspend::MidKernel`] is possible. The order of commands within a channel stays.
-    fn hold(&self, _tenant: TenantId, _engine: EngineId, _held: bool) {}
-
-    /// Polls the compute engine ([`Capabilities::time_slices`]).
-    fn read_look(&self, _look: &mut Look) {}
-
-    /// Sets the timeslice of a tenant's channel groups ([`Capabilities::time_slices`]).
-    fn set_slice(&self, _tenant: TenantId, _slice: Nanos) {}
-
-    /// Writes the activity of each open channel of the tenant to `channels`.
-    fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>);
-
-    /// Stops the tenant's queued work as far as [`Capabilities::suspend`] allows; returns at once.
-    fn suspend(&self, tenant: TenantId);
-
-    /// Lets the tenant's work continue.
-    fn resume(&self, tenant: TenantId);
+/// Stopping and resuming tenants' work.
+pub trait Suspension: Send + Sync + fmt::Debug {
+    /// Takes orders, and returns at once: work may stop later.
+    fn carry_out(&self, orders: &[Order]);
 
     /// Whether a suspended tenant executes nothing any more, which moving its memory requires.
     fn is_quiet(&self, _tenant: TenantId) -> bool {
         false
     }
+}
 
-    /// Begins to move chunks of a quiet tenant, and returns at once. [`Gpu::read_memory_events`]
+/// GPU memory of tenants.
+pub trait Memory: Send + Sync + fmt::Debug {
+    /// Allocates zeroed GPU memory.
+    ///
+    /// # Errors
+    /// The refusal that the guest sees.
+    fn allocate(&self, tenant: TenantId, bytes: u64) -> Result<Allocation, Refusal>;
+
+    /// Frees and scrubs the allocation that begins at `va`.
+    ///
+    /// # Errors
+    /// The refusal that the guest sees.
+    fn free(&self, tenant: TenantId, va: u64) -> Result<(), Refusal>;
+
+    /// Memory of a tenant; zero for one that is unknown. Where [`Capabilities::memory_held`] is not
+    /// set this may be a command to the device: call it for requests of guests alone.
+    fn memory(&self, tenant: TenantId) -> TenantMemory;
+
+    /// Begins to move chunks of a quiet tenant, and returns at once. [`Self::read_memory_events`]
     /// reports the result of each. Until then the tenant runs nothing, resumed or not.
     ///
     /// # Errors
@@ -341,59 +360,49 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// Appends the events of tenants' memory since the last call to `events`, in the order in which
     /// they happened. There are none if memory does not move.
     fn read_memory_events(&self, _events: &mut Vec<MemoryEvent>) {}
+}
 
-    /// Polls the tenant's doorbells now: a gate let a write through, or was opened. This wakes a
-    /// GPU that sleeps because all gates are watched or closed.
-    fn ring(&self, tenant: TenantId);
+/// What meters and policies read of the engines.
+pub trait Metering: Send + Sync + fmt::Debug {
+    /// The GPU's clock: that of events, fences and kernels.
+    fn now(&self) -> Moment;
 
-    /// Sets whether any gate of the tenant is open, so that its doorbells have to be polled without
-    /// a call of [`Gpu::ring`].
-    fn set_unwatched(&self, tenant: TenantId, open: bool);
+    /// Reads an engine's status register and the channel table (LoGA 4.1). Cheap: called every
+    /// microsecond while the meter polls.
+    fn engine_status(&self, engine: EngineId) -> EngineStatus;
 
-    /// Makes a program a tenant: the process `root`, all its descendants, and the processes of
-    /// reported objects. [`Gpu::destroy_context`] ends it. [`Gpu::activity`] reports its work, as
-    /// far as it can be known. `memory_max_bytes` limits its movable memory, if it is given.
-    ///
-    /// # Errors
-    /// If the GPU takes no programs.
-    fn add_program(
-        &self,
-        _tenant: TenantId,
-        _root: u32,
-        _memory_max_bytes: Option<u64>,
-    ) -> Result<(), ProgramRefusal> {
-        Err(ProgramRefusal::Unsupported)
+    /// Writes the activity of each open channel of the tenant to `channels`.
+    fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>);
+
+    /// Appends to a reading what was recorded since the last call.
+    fn read(&self, reading: &mut EngineReading);
+
+    /// Sleeps for `length`, or less if woken, or if the GPU has a notice. Returns whether it has
+    /// one, so that a decision is due. A GPU with [`Capabilities::engine_holds`] has a notice when
+    /// an engine has nothing more to start while held tenants have work for it. A GPU that stops
+    /// running kernels also has a notice when a tenant without work for an occupied engine gets
+    /// some.
+    fn wait(&self, length: Nanos) -> bool {
+        thread::park_timeout(Duration::from_nanos(length.0));
+        false
     }
 
-    /// A process of a program has movable memory, and a connection of the protocol
-    /// `turnstile-preload-wire` for it. The kernel reported that the process is the program's.
-    ///
-    /// # Errors
-    /// If the GPU refuses the connection, and why.
-    fn program_memory(&self, _tenant: TenantId, _connection: OwnedFd) -> Result<(), String> {
-        Err("this GPU does not move memory of programs".into())
+    /// Ends the sleep of another thread, if unparking it does not.
+    fn wake(&self) {}
+}
+
+/// A GPU.
+pub trait Gpu: Channels + Suspension + Memory + Metering {
+    /// What it can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// What it reports about its own work.
+    fn report(&self) -> Report {
+        Report::default()
     }
+}
 
-    /// The driver handed objects to a process of a program, or freed some. The kernel reported that
-    /// the process is the program's. No other process has named these clients; that the objects
-    /// exist is an allegation.
-    fn program_changed(&self, _tenant: TenantId, _pid: u32, _changes: &[ObjectChange]) {}
-
-    /// A process of a program is gone, with all that it had.
-    fn program_exited(&self, _tenant: TenantId, _pid: u32) {}
-
-    /// Faults of the tenant's channels so far, by kind; empty where they are not counted.
-    fn faults(&self, _tenant: TenantId) -> BTreeMap<ErrorCode, u64> {
-        BTreeMap::new()
-    }
-
-    /// Figures of its own work, by name; names that end in `_ns` are times. They only grow.
-    fn figures(&self) -> BTreeMap<&'static str, u64> {
-        BTreeMap::new()
-    }
-
-    /// Processes that use the GPU and belong to no tenant, bounded.
-    fn untracked(&self) -> Vec<Untracked> {
-        Vec::new()
-    }
+/// The traits' methods without their names, for code that calls a backend by its type.
+pub mod prelude {
+    pub use crate::{Channels as _, Gpu as _, Memory as _, Metering as _, Suspension as _};
 }

@@ -1,10 +1,10 @@
 //! Memory that moves between a GPU and the host: the orders to a GPU, and its reports.
 //!
 //! A GPU numbers the chunks of its tenants. It reports in one order what was allocated, freed and
-//! moved ([`crate::Gpu::read_memory_events`]), so that the memory manager needs no other calls for
-//! its books. Chunks keep their addresses. A GPU runs nothing of a tenant while one of its chunks
-//! is missing or in transit, whatever the orders are. A wrong order makes a tenant wait, and never
-//! lets it fault.
+//! moved ([`crate::Memory::read_memory_events`]), so that the memory manager needs no other calls
+//! for its books. Chunks keep their addresses. A GPU runs nothing of a tenant while one of its
+//! chunks is missing or in transit, whatever the orders are. A wrong order makes a tenant wait, and
+//! never lets it fault.
 
 use turnstile_accounting::{Nanos, TenantId};
 

@@ -35,7 +35,7 @@ pub fn within_limit(held_bytes: u64, bytes: u64, max_bytes: Option<u64>) -> Resu
     }
 }
 
-/// Why a GPU does not take a program as a tenant.
+/// Why a GPU does not take a program as a tenant, or its memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramRefusal {
     /// It takes none.
@@ -43,6 +43,9 @@ pub enum ProgramRefusal {
         "this GPU is shared by VMs alone: programs need an NVIDIA GPU (turnstile serve --gpu nvidia; turnstile doctor says what is missing)"
     )]
     Unsupported,
+    /// Memory of programs does not move.
+    #[error("this GPU does not move memory of programs")]
+    Immovable,
     /// It does not take this one, or none now.
     #[error("{0}")]
     Refused(String),

@@ -4,7 +4,7 @@
 //! ```text
 //!   meter -> Usage --------------> ledger
 //!                  \
-//!   engine log, demand, doorbells -> policy of each engine -> Decision -> HoldOrder (dispatcher)
+//!   engine log, demand, doorbells -> policy of each engine -> Decision -> Order (dispatcher)
 //!                                                                     \-> GateOrder (doorbell pages)
 //! ```
 //!
@@ -16,9 +16,9 @@
 //! lock.
 #![deny(unsafe_code)]
 
-mod look;
 mod orders;
 mod period;
+mod poll;
 mod standing;
 #[cfg(test)]
 mod tests;
@@ -36,12 +36,12 @@ use turnstile_policies::{
 };
 use turnstile_vmm::gate::GateState;
 
-pub use look::Looked;
-pub use orders::{Activity, Control, GateOrder, HoldOrder};
+pub use orders::{Activity, Control, GateOrder};
+pub use poll::Polled;
 use standing::Standing;
 pub use standing::Tally;
 pub use turnstile_gpu::COMPUTE;
-use turnstile_gpu::{Capabilities, Suspend};
+use turnstile_gpu::{Capabilities, Order, Suspend};
 
 /// A tenant without work for this long has its gates watched instead of open.
 pub const WATCH_AFTER: Nanos = Nanos::from_ms(20);
@@ -83,7 +83,8 @@ pub struct Mediation {
     due: Entitlements,
     /// Decisions taken at ends of periods.
     periods: u64,
-    holds: Vec<HoldOrder>,
+    /// Orders that the GPU has not been given yet.
+    gpu_orders: Vec<Order>,
     /// Reused between periods.
     usage: Vec<TenantPeriod>,
     claimants: Vec<Claimant>,
@@ -155,7 +156,7 @@ impl Mediation {
             accounts: BTreeMap::new(),
             due: Entitlements::default(),
             periods: 0,
-            holds: Vec::new(),
+            gpu_orders: Vec::new(),
             usage: Vec::new(),
             claimants: Vec::new(),
             orders: Vec::new(),
@@ -270,7 +271,7 @@ impl Mediation {
         Ok(())
     }
 
-    /// Sets whether a tenant has a latency target; it applies at the next look. Without effect
+    /// Sets whether a tenant has a latency target; it applies at the next poll. Without effect
     /// where the rule knows none.
     ///
     /// # Errors
@@ -445,7 +446,7 @@ impl Mediation {
     }
 
     /// Decides anew from what was observed. Orders for gates are returned, those for the dispatcher
-    /// are in [`Self::take_holds`].
+    /// are in [`Self::take_gpu_orders`].
     pub fn decide(&mut self, now: Moment) -> Vec<GateOrder> {
         let mut orders = Vec::new();
         for index in 0..self.scheduled.len() {

@@ -1,6 +1,7 @@
 //! What goes into the mediation at the end of a period, and the orders that come out.
 
 use turnstile_accounting::{EngineId, Moment, TenantId};
+use turnstile_gpu::Order;
 use turnstile_policies::Decision;
 use turnstile_vmm::gate::GateState;
 
@@ -24,17 +25,6 @@ pub struct GateOrder {
     pub state: GateState,
 }
 
-/// The dispatcher is to hold a tenant on an engine, or to let it go on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HoldOrder {
-    /// The tenant.
-    pub tenant: TenantId,
-    /// The engine.
-    pub engine: EngineId,
-    /// Whether it is held from now on.
-    pub held: bool,
-}
-
 /// State of a tenant's channels at the end of a period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Activity {
@@ -47,9 +37,9 @@ pub struct Activity {
 }
 
 impl Mediation {
-    /// Moves the orders for the dispatcher out, in their order.
-    pub fn take_holds(&mut self) -> Vec<HoldOrder> {
-        std::mem::take(&mut self.holds)
+    /// Moves the orders for the GPU out: holds, and time slices that differ from those in force.
+    pub fn take_gpu_orders(&mut self) -> Vec<Order> {
+        std::mem::take(&mut self.gpu_orders)
     }
 
     pub(super) fn carry_out(
@@ -61,11 +51,7 @@ impl Mediation {
     ) -> Option<GateOrder> {
         if self.control == Control::Holds {
             let held = decision != Decision::Admit;
-            self.holds.push(HoldOrder {
-                tenant,
-                engine,
-                held,
-            });
+            self.gpu_orders.push(Order::holding(tenant, engine, held));
         }
         match engine {
             COMPUTE => self.decide_compute(tenant, decision, now),

@@ -11,7 +11,7 @@ use super::{
 impl Mediation {
     /// A period ends: takes `observed` into the ledger, with the unobserved part before it of a
     /// polled meter. Decides, and returns how gates are to be moved. Orders for the dispatcher are
-    /// in [`Mediation::take_holds`].
+    /// in [`Mediation::take_gpu_orders`].
     ///
     /// # Errors
     /// If a usage does not balance: then nothing was charged for it, and the decisions stand.

@@ -5,7 +5,7 @@ use turnstile_accounting::meter::{Case, WorkedMeter};
 use turnstile_accounting::{
     EngineState, EventMeter, Meter, Observation, Seen, SwitchEvent, Window,
 };
-use turnstile_gpu::Look;
+use turnstile_gpu::EngineReading;
 use turnstile_policies::{Tuning, policy_by_name};
 
 const A: TenantId = TenantId(1);
@@ -167,6 +167,7 @@ const SLICING: Capabilities = Capabilities {
     multiprocessors: 1,
     shared_bytes_max: 0,
     memory_bytes: 0,
+    memory_held: false,
     movable_memory: false,
     host_pool_bytes: 0,
     move_window_bytes: 0,
@@ -176,7 +177,7 @@ const SLICING: Capabilities = Capabilities {
 };
 
 /// Polls, each 20 ms, an engine on which both tenants have work and only A is served.
-fn looks(count: u64, waits_for_memory: Option<TenantId>) -> (Mediation, Vec<HoldOrder>) {
+fn polls(count: u64, waits_for_memory: Option<TenantId>) -> (Mediation, Vec<Order>) {
     let row = policy_by_name("owed").unwrap();
     let mut mediation = Mediation::for_gpu(row, &Tuning::default(), &SLICING);
     for tenant in [A, B] {
@@ -207,17 +208,22 @@ fn looks(count: u64, waits_for_memory: Option<TenantId>) -> (Mediation, Vec<Hold
             has_work: true,
             idle: Nanos::ZERO,
         });
-        let look = Look {
+        let reading = EngineReading {
             at: from + interval,
-            exact: false,
-            seen: seen.to_vec(),
+            tenants: seen.to_vec(),
             windows: vec![meter.close(window, Some(interval), Case::default())],
+            ..EngineReading::default()
         };
-        let looked = mediation.look(&look);
+        let polled = mediation.poll(&reading);
         let closes = |order: &GateOrder| order.state == GateState::Closed;
-        assert!(looked.next > look.at && !looked.gates.iter().any(closes));
-        holds.extend(mediation.take_holds());
-        for window in look.windows {
+        assert!(polled.next > reading.at && !polled.gates.iter().any(closes));
+        let orders = mediation.take_gpu_orders();
+        holds.extend(
+            orders
+                .into_iter()
+                .filter(|order| matches!(order, Order::Hold(..) | Order::Release(..))),
+        );
+        for window in reading.windows {
             mediation.period_end(None, window.usage, &[]).unwrap();
         }
     }
@@ -225,13 +231,9 @@ fn looks(count: u64, waits_for_memory: Option<TenantId>) -> (Mediation, Vec<Hold
 }
 
 #[test]
-fn a_tenant_that_is_owed_a_turn_has_the_other_held_at_a_look() {
-    let (mediation, holds) = looks(4, None);
-    let held = HoldOrder {
-        tenant: A,
-        engine: COMPUTE,
-        held: true,
-    };
+fn a_tenant_that_is_owed_a_turn_has_the_other_held_at_a_poll() {
+    let (mediation, holds) = polls(4, None);
+    let held = Order::Hold(A, COMPUTE);
     assert_eq!(holds.first(), Some(&held), "{holds:?}");
     assert!(mediation.owed(B).unwrap().own_turn);
     assert!(mediation.ledger().tenant(A).engines[0].1.used_ns >= Nanos::from_ms(60));
@@ -239,22 +241,22 @@ fn a_tenant_that_is_owed_a_turn_has_the_other_held_at_a_look() {
 
 #[test]
 fn a_tenant_that_waits_for_its_memory_is_owed_nothing() {
-    let (mediation, holds) = looks(10, Some(B));
+    let (mediation, holds) = polls(10, Some(B));
     assert_eq!(holds, []);
     assert_eq!(mediation.owed(B).unwrap().owed_ns, 0);
 }
 
 #[test]
 fn beside_a_latency_target_the_other_tenants_slices_are_short() {
-    let (mut mediation, _) = looks(1, None);
+    let (mut mediation, _) = polls(1, None);
     let mut at = Moment(Nanos::from_ms(20).0);
     let mut slice_of_a = |mediation: &mut Mediation| {
         at = at + Nanos::from_ms(20);
-        let look = Look {
+        let reading = EngineReading {
             at,
-            ..Look::default()
+            ..EngineReading::default()
         };
-        mediation.look(&look);
+        mediation.poll(&reading);
         mediation.slices[&A]
     };
     let usual = slice_of_a(&mut mediation);

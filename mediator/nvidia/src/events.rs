@@ -31,7 +31,7 @@ const RECORDS: u32 = 65_536;
 
 /// Records that are read before that is reported to the driver, which saves a call of 10 us for
 /// each reading (measured).
-const UNTOLD: u32 = RECORDS / 16;
+const UNREPORTED_MAX: u32 = RECORDS / 16;
 
 const HEADER_BYTES: u64 = 4096;
 
@@ -181,7 +181,7 @@ pub struct EventLog {
     records: SharedPages,
     get: u32,
     /// Position up to which the driver counts records as read.
-    told: u32,
+    reported: u32,
     sequence: Sequence,
 }
 
@@ -238,7 +238,7 @@ impl EventLog {
             header,
             records,
             get: 0,
-            told: 0,
+            reported: 0,
             sequence: Sequence::default(),
         })
     }
@@ -274,7 +274,7 @@ impl EventLog {
             return Ok(true);
         }
         // SOURCE: `ctrl90cd.h`: "when GET==PUT+1, the fifo is full".
-        let full = (put + 1) % RECORDS == self.told;
+        let full = (put + 1) % RECORDS == self.reported;
         while self.get != put {
             let at = self.get as usize * RECORD_BYTES;
             // PANIC: `get` < RECORDS, and the mapping holds them all.
@@ -282,14 +282,14 @@ impl EventLog {
             records.extend(self.sequence.take(&RawRecord::decode(&bytes)));
             self.get = (self.get + 1) % RECORDS;
         }
-        if full || self.read_untold() >= UNTOLD {
+        if full || self.unreported() >= UNREPORTED_MAX {
             let mut params = abi::UpdateGetParams {
                 record_get: self.get,
                 vardata_get: 0,
             };
             let command = abi::EVENTS_UPDATE_GET;
             client.control("consume events", self.buffer, command, &mut params)?;
-            self.told = self.get;
+            self.reported = self.get;
         }
         Ok(!full)
     }
@@ -300,8 +300,8 @@ impl EventLog {
     }
 
     /// Records that were read and not yet reported to the driver.
-    const fn read_untold(&self) -> u32 {
-        (self.get + RECORDS - self.told) % RECORDS
+    const fn unreported(&self) -> u32 {
+        (self.get + RECORDS - self.reported) % RECORDS
     }
 
     /// Records that found no room, by the driver's count.

@@ -75,7 +75,7 @@ const EPERM: i32 = 1;
 /// Maximum number of pending handles that the driver chooses.
 const UNNAMED_MAX: usize = 256;
 /// Maximum number of polls for one of them.
-const LOOKS_MAX: u32 = 1000;
+const READS_MAX: u32 = 1000;
 
 /// What went wrong with the filter.
 #[derive(Debug, thiserror::Error)]
@@ -155,7 +155,7 @@ struct Unnamed {
     /// Address of the call's arguments.
     argument: u64,
     object: ProgramObject,
-    looks: u32,
+    reads: u32,
 }
 
 /// The supervisor's end of the filter.
@@ -209,23 +209,23 @@ impl Listener {
             return Ok(());
         };
         self.counted.calls += 1;
-        let asked = match read(&call) {
-            Some(Asked::Control { control, status_at }) => {
+        let decoded = match read(&call) {
+            Some(Decoded::Control { control, status_at }) => {
                 self.counted.controls += 1;
                 if !police::permits(&control) {
                     return self.refuse(&call, control.command, status_at);
                 }
                 None
             }
-            asked => asked,
+            decoded => decoded,
         };
         // If the call still waits, the memory was that thread's, and not that of a later thread
         // with its number.
-        let genuine = asked.is_some() && self.raw.waits(call.id);
+        let genuine = decoded.is_some() && self.raw.waits(call.id);
         let made = self.raw.proceed(call.id).map_err(NotifyError::Listen)?;
-        match asked {
-            Some(Asked::Change(change)) if genuine && made => seen.push(change),
-            Some(Asked::Unnamed(unnamed))
+        match decoded {
+            Some(Decoded::Change(change)) if genuine && made => seen.push(change),
+            Some(Decoded::Unnamed(unnamed))
                 if genuine && made && self.unnamed.len() < UNNAMED_MAX =>
             {
                 self.unnamed.push(unnamed);
@@ -264,11 +264,11 @@ impl Listener {
             .open(format!("/proc/{}/mem", call.thread))
             .ok()
             .filter(|_| self.raw.waits(call.id));
-        let told = memory.is_some_and(|memory| {
+        let granted = memory.is_some_and(|memory| {
             let status = police::REFUSED.to_ne_bytes();
             memory.write_all_at(&status, status_at).is_ok()
         });
-        let errno = if told { 0 } else { EPERM };
+        let errno = if granted { 0 } else { EPERM };
         // A thread that was killed meanwhile needs no answer.
         self.raw
             .answer(call.id, errno)
@@ -290,7 +290,7 @@ impl Listener {
     /// done.
     pub fn settle(&mut self, seen: &mut Vec<Seen>) {
         self.unnamed.retain_mut(|unnamed| {
-            unnamed.looks += 1;
+            unnamed.reads += 1;
             let Some(now) = words::<ALLOC_BYTES>(unnamed.pid, unnamed.argument) else {
                 return false;
             };
@@ -310,12 +310,12 @@ impl Listener {
                     }),
                 });
             }
-            new == 0 && unnamed.looks < LOOKS_MAX
+            new == 0 && unnamed.reads < READS_MAX
         });
     }
 }
 
-enum Asked {
+enum Decoded {
     Change(Seen),
     Unnamed(Unnamed),
     Control {
@@ -326,7 +326,7 @@ enum Asked {
 }
 
 /// The relevant request of a call, if it makes one.
-fn read(call: &Call) -> Option<Asked> {
+fn read(call: &Call) -> Option<Decoded> {
     if call.thread == 0 {
         return None; // in a namespace from which it is not seen; a supervisor is above what it starts
     }
@@ -369,28 +369,28 @@ fn read(call: &Call) -> Option<Asked> {
                 userd,
             };
             Some(if handle == 0 {
-                Asked::Unnamed(Unnamed {
+                Decoded::Unnamed(Unnamed {
                     pid,
                     argument,
                     object,
-                    looks: 0,
+                    reads: 0,
                 })
             } else {
                 let change = ObjectChange::Made(object);
-                Asked::Change(Seen { pid, change })
+                Decoded::Change(Seen { pid, change })
             })
         }
         escape::CONTROL => {
             let words = words::<CONTROL_BYTES>(call.thread, argument)?;
             let (command, flags) = (words[2], words[3]);
             let mut params = [0; police::PARAMS_BYTES];
-            if police::looks_at_params(command) {
+            if police::needs_params(command) {
                 let at = address(words[4], words[5]);
                 let bytes = params.len().min(words[6] as usize);
                 // Unreadable parameters count as zero; the driver refuses what it cannot read.
                 let _ = notify::read_memory(call.thread, at, &mut params[..bytes]);
             }
-            Some(Asked::Control {
+            Some(Decoded::Control {
                 control: Control {
                     command,
                     flags,
@@ -404,7 +404,7 @@ fn read(call: &Call) -> Option<Asked> {
             let (client, handle) = (free[0], free[2]);
             let pid = process_of(call.thread)?;
             let change = ObjectChange::Freed { client, handle };
-            Some(Asked::Change(Seen { pid, change }))
+            Some(Decoded::Change(Seen { pid, change }))
         }
         _ => None,
     }

@@ -95,7 +95,7 @@ const RULES: [(u32, Rule); 20] = [
 ];
 
 /// Whether the rule of this control depends on its parameters, so that they have to be read.
-pub fn looks_at_params(command: u32) -> bool {
+pub fn needs_params(command: u32) -> bool {
     matches!(rule(command), Some(Rule::If(_)))
 }
 
@@ -159,8 +159,8 @@ mod tests {
     /// SOURCE: measured: all controls of these kinds that the CUDA library made for PyTorch and for
     /// a plain program, driver 580.159.04.
     #[test]
-    fn what_the_library_asks_for_passes() {
-        let asked = [
+    fn controls_of_the_library_pass() {
+        let controls = [
             control(0xa06c_0101, &[1]),
             control(0xa06c_0103, &[0x800, 0]),
             control(0xa06c_0105, &[1, 0]),
@@ -169,14 +169,14 @@ mod tests {
             control(0x2080_1218, &[0x5c00_001c]),
             control(0x906f_0101, &[0]),
         ];
-        for control in asked {
+        for control in controls {
             assert!(permits(&control), "{:#x}", control.command);
         }
     }
 
     #[test]
     fn what_evades_or_hurts_does_not() {
-        let asked = [
+        let controls = [
             control(0x2080_110b, &[0, 8]),
             control(0x2080_110b, &[1, 8]),
             control(0x2080_111a, &[]),
@@ -201,7 +201,7 @@ mod tests {
             control(0xa06c_0110, &[1]),
             control(0xa06f_0111, &[1]),
         ];
-        for control in asked {
+        for control in controls {
             assert!(!permits(&control), "{control:x?}");
         }
     }
@@ -209,10 +209,10 @@ mod tests {
     #[test]
     fn parameters_in_another_form_are_not_understood() {
         let mut slice = control(0xa06c_0103, &[0x800]);
-        assert!(permits(&slice) && looks_at_params(slice.command));
+        assert!(permits(&slice) && needs_params(slice.command));
         slice.flags = SERIALIZED;
         assert!(!permits(&slice));
-        assert!(!looks_at_params(0x2080_110b) && !looks_at_params(0x906f_0101));
+        assert!(!needs_params(0x2080_110b) && !needs_params(0x906f_0101));
     }
 
     #[test]

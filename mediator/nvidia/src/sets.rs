@@ -119,7 +119,7 @@ struct Shared {
     table: Mutex<Table>,
     changed: Condvar,
     /// When a failure was last logged.
-    told: Mutex<Option<Instant>>,
+    logged_at: Mutex<Option<Instant>>,
 }
 
 impl Debug for Shared {
@@ -151,7 +151,7 @@ impl Drop for Served<'_> {
     fn drop(&mut self) {
         if let Ok(owner) = lock(&self.shared.table).owner(self.tenant) {
             owner.served -= 1;
-            owner.asked -= 1;
+            owner.requests -= 1;
         }
         self.shared.changed.notify_all();
     }
@@ -179,7 +179,7 @@ impl Sets {
             extent_bytes,
             table: Mutex::default(),
             changed: Condvar::new(),
-            told: Mutex::default(),
+            logged_at: Mutex::default(),
         });
         let thread = |direction| {
             let own = shared.clone();
@@ -214,7 +214,7 @@ impl Sets {
             wishes,
             still: false,
             served: 0,
-            asked: 0,
+            requests: 0,
         };
         lock(&self.shared.table).owners.insert(tenant, owner);
     }
@@ -358,11 +358,11 @@ impl Sets {
 
     /// Whether a request of the owner waits or is in service, or the owner is a program that lacks
     /// memory and may have work.
-    pub fn asks(&self, tenant: TenantId) -> bool {
+    pub fn has_request(&self, tenant: TenantId) -> bool {
         lock(&self.shared.table).owner(tenant).is_ok_and(|owner| {
             let lacks = owner.absent > 0;
             let wishes = owner.wishes.as_ref();
-            owner.asked > 0 || wishes.is_some_and(|it| it.wants(lacks, Instant::now()))
+            owner.requests > 0 || wishes.is_some_and(|it| it.wants(lacks, Instant::now()))
         })
     }
 
@@ -375,7 +375,7 @@ impl Sets {
         let deadline = Instant::now() + limit;
         let lost = |_| Refusal::from(ErrorCode::DeviceLost);
         let mut table = lock(&self.shared.table);
-        table.owner(tenant).map_err(lost)?.asked += 1;
+        table.owner(tenant).map_err(lost)?.requests += 1;
         loop {
             let owner = table.owner(tenant).map_err(lost)?;
             if !owner.still && owner.absent == 0 {
@@ -385,7 +385,7 @@ impl Sets {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                owner.asked -= 1;
+                owner.requests -= 1;
                 return Err(Refusal {
                     code: ErrorCode::HostLimit,
                     detail: "the VM did not get its memory in time".into(),

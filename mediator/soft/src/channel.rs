@@ -25,7 +25,7 @@ use turnstile_gpu::ring::{ChannelFault, Ring, word_reached};
 use turnstile_gpu::{ChannelActivity, ChannelConfig, GuestMemory, TenantResources};
 
 /// Commands after the running one that are searched for the next engine work.
-const LOOK_AHEAD: u32 = 4;
+const PREFETCH: u32 = 4;
 
 /// What a channel is at.
 #[derive(Debug)]
@@ -234,7 +234,7 @@ impl Channel {
 
     /// Whether work of this class follows the running command: it can start as soon as that ends.
     pub(super) fn is_followed_by(&self, class: Class) -> bool {
-        let ahead = 1..self.ring.pending().min(LOOK_AHEAD + 1);
+        let ahead = 1..self.ring.pending().min(PREFETCH + 1);
         let commands = ahead.map_while(|ahead| {
             let command = self.ring.command(self.ring.get().wrapping_add(ahead));
             command.ok()

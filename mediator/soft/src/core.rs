@@ -353,6 +353,12 @@ impl Core {
         }
     }
 
+    /// Faults of each tenant's channels by kind.
+    pub(super) fn faults(&self) -> BTreeMap<TenantId, BTreeMap<ErrorCode, u64>> {
+        let of = |(tenant, entry): (&TenantId, &Tenant)| (*tenant, entry.context.faults());
+        self.tenants.iter().map(of).collect()
+    }
+
     pub(super) fn read_events(&mut self, events: &mut Vec<SwitchEvent>) {
         self.log.drain(events);
     }

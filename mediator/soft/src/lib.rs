@@ -27,7 +27,6 @@ mod core;
 mod execute;
 mod memory;
 pub mod pci;
-pub mod plain;
 mod registers;
 mod switch_log;
 mod tenancy;

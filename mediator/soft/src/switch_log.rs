@@ -70,14 +70,14 @@ impl SwitchLog {
     /// Writes one line of JSON. A reader detects a truncated file by the sequence numbers.
     fn tell(&mut self, event: &SwitchEvent) {
         let Some(file) = &mut self.trace else { return };
-        let told = serde_json::to_vec(event)
+        let written = serde_json::to_vec(event)
             .map_err(std::io::Error::from)
             .and_then(|mut line| {
                 line.push(b'\n');
                 // In one call: what a kill leaves is whole lines.
                 file.write_all(&line)
             });
-        if let Err(error) = told {
+        if let Err(error) = written {
             log::error!("The trace of context switches ends here: {error}");
             self.trace = None;
         }

@@ -1,14 +1,13 @@
-//! The [`Gpu`] trait over the core: the same for real and for virtual time.
+//! The traits of [`Gpu`] over the core: the same for real and for virtual time.
 
 pub(crate) mod realtime;
 pub(crate) mod virtual_time;
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::sync::Arc;
 
 use turnstile_abi::ErrorCode;
-use turnstile_accounting::{DemandEvent, EngineId, Moment, Nanos, SwitchEvent, TenantId};
+use turnstile_accounting::{EngineId, Moment, Nanos, TenantId};
 
 use self::realtime::SoftGpu;
 use self::virtual_time::VirtualGpu;
@@ -20,8 +19,9 @@ use super::execute::context::Context;
 use super::memory::CardMemory;
 use super::registers::Registers;
 use turnstile_gpu::{
-    Allocation, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, MemoryEvent,
-    MoveError, MoveOrder, Refusal, Suspend, TenantResources,
+    Allocation, Capabilities, ChannelActivity, ChannelConfig, Channels, DoorbellChange,
+    EngineReading, EngineStatus, Gpu, Memory, MemoryEvent, Metering, MoveError, MoveOrder, Order,
+    Refusal, Report, Suspend, Suspension, TenantMemory, TenantResources,
 };
 
 /// The holder of the core and of the time.
@@ -38,8 +38,8 @@ pub(super) trait Driver: Send + Sync + std::fmt::Debug {
     fn clock(&self) -> Moment;
     /// Lets `act` change the core, then sees to it that engines begin what they are to begin.
     fn drive<R>(&self, act: impl FnOnce(&mut Core, Moment) -> R) -> R;
-    /// Lets `look` read the core.
-    fn look<R>(&self, look: impl FnOnce(&mut Core) -> R) -> R;
+    /// Lets `read` read the core.
+    fn with_core<R>(&self, read: impl FnOnce(&mut Core) -> R) -> R;
 
     /// Waits for `length`, or until the core has a notice or the thread is woken; whether it had
     /// one.
@@ -47,11 +47,11 @@ pub(super) trait Driver: Send + Sync + std::fmt::Debug {
 
     /// The context of a tenant.
     fn context(&self, tenant: TenantId) -> Result<Arc<Context>, Refusal> {
-        self.look(|core| core.context(tenant))
+        self.with_core(|core| core.context(tenant))
     }
 }
 
-/// The trait is another crate's, so that it cannot be implemented for every driver at once.
+/// The traits are another crate's, so that they cannot be implemented for every driver at once.
 macro_rules! impl_gpu {
     ($($driver:ty),+) => {$(
         impl Gpu for $driver {
@@ -69,6 +69,7 @@ macro_rules! impl_gpu {
                     multiprocessors: config.multiprocessors,
                     shared_bytes_max: config.shared_bytes_max,
                     memory_bytes: config.memory_bytes,
+                    memory_held: true,
                     movable_memory: self.swap().is_some(),
                     host_pool_bytes: self.swap().map_or(0, |swap| swap.pool.bytes()),
                     move_window_bytes: self.swap().map_or(0, |_| 64 << 20),
@@ -78,10 +79,15 @@ macro_rules! impl_gpu {
                 }
             }
 
-            fn now(&self) -> Moment {
-                self.clock()
+            fn report(&self) -> Report {
+                Report {
+                    faults: self.with_core(|core| core.faults()),
+                    ..Report::default()
+                }
             }
+        }
 
+        impl Channels for $driver {
             fn create_context(
                 &self,
                 tenant: TenantId,
@@ -103,7 +109,7 @@ macro_rules! impl_gpu {
                 .map_err(|e| refusal(e.to_string()))?;
                 let file = space.aperture().map_err(|e| refusal(e.to_string()))?;
                 let context = Context::new(tenant, resources.guest.clone(), space, *config);
-                self.look(|core| core.add_tenant(Arc::new(context), resources))?;
+                self.with_core(|core| core.add_tenant(Arc::new(context), resources))?;
                 Ok(file)
             }
 
@@ -119,49 +125,6 @@ macro_rules! impl_gpu {
 
             fn close_channel(&self, tenant: TenantId, channel: u32) -> Result<(), Refusal> {
                 self.drive(|core, now| core.close_channel(now, tenant, channel))
-            }
-
-            fn allocate(&self, tenant: TenantId, bytes: u64) -> Result<Allocation, Refusal> {
-                let space = &self.context(tenant)?.space;
-                space.allocate(bytes).map_err(|code| match code {
-                    ErrorCode::OutOfGpuMemory if self.swap().is_some() => Refusal {
-                        code,
-                        detail: format!("{} bytes are left", space.free_bytes()),
-                    },
-                    code => code.into(),
-                })
-            }
-
-            fn free(&self, tenant: TenantId, va: u64) -> Result<(), Refusal> {
-                let context = self.context(tenant)?;
-                if context.is_module_memory(va) {
-                    return Err(ErrorCode::NoSuchAllocation.into());
-                }
-                let range = context.space.allocation(va)?;
-                if self.look(|core| core.in_use(tenant, &range)) {
-                    return Err(ErrorCode::AllocationInUse.into());
-                }
-                context.space.free(va)?;
-                if self.swap().is_some() {
-                    // It may have been what its tenant waited for.
-                    self.drive(|core, _| core.settle_limbo(tenant));
-                }
-                Ok(())
-            }
-
-            fn memory_free_bytes(&self, tenant: TenantId) -> u64 {
-                let context = self.context(tenant);
-                context.map_or(0, |context| context.space.free_bytes())
-            }
-
-            fn faults(&self, tenant: TenantId) -> BTreeMap<ErrorCode, u64> {
-                let context = self.context(tenant).ok();
-                context.map_or_else(BTreeMap::new, |context| context.faults())
-            }
-
-            fn memory_held_bytes(&self, tenant: TenantId) -> Option<u64> {
-                let context = self.context(tenant).ok()?;
-                Some(context.space.held_bytes())
             }
 
             fn load_module(
@@ -186,48 +149,72 @@ macro_rules! impl_gpu {
                 Ok(self.context(tenant)?.find_function(module, name)?)
             }
 
-            fn engine_status(&self, engine: EngineId) -> EngineStatus {
-                EngineStatus {
-                    running: self.registers().running(usize::from(engine.0)),
+            fn doorbells_changed(&self, tenant: TenantId, change: DoorbellChange) {
+                self.drive(|core, now| {
+                    if let DoorbellChange::AnyOpen(open) = change {
+                        core.set_unwatched(tenant, open);
+                    }
+                    if change != DoorbellChange::AnyOpen(false) {
+                        core.ring(now, tenant);
+                    }
+                });
+            }
+        }
+
+        impl Suspension for $driver {
+            fn carry_out(&self, orders: &[Order]) {
+                for order in orders {
+                    self.drive(|core, now| match *order {
+                        Order::Hold(tenant, engine) => core.set_held(now, tenant, engine, true),
+                        Order::Release(tenant, engine) => core.set_held(now, tenant, engine, false),
+                        Order::Suspend(tenant) => core.set_suspended(now, tenant, true),
+                        Order::Resume(tenant) => core.set_suspended(now, tenant, false),
+                        // The dispatcher serves channels in turn.
+                        Order::Slice(..) => {}
+                    });
                 }
             }
 
-            fn take_copied(&self) -> Option<BTreeMap<TenantId, u64>> {
-                Some(self.look(|core| std::mem::take(&mut core.copied)))
-            }
-
-            fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool {
-                self.look(|core| core.read_events(events));
-                // It counts what it drops, and the next record shows it.
-                true
-            }
-
-            fn read_demand(&self, events: &mut Vec<DemandEvent>) {
-                self.look(|core| core.read_demand(events));
-            }
-
-            fn hold(&self, tenant: TenantId, engine: EngineId, held: bool) {
-                self.drive(|core, now| core.set_held(now, tenant, usize::from(engine.0), held));
-            }
-
-            fn nap(&self, length: Nanos) -> Option<Nanos> {
-                self.wait_for_notice(length).then_some(Nanos::ZERO)
-            }
-
-            fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>) {
-                self.look(|core| core.activity(tenant, channels));
-            }
-
-            fn suspend(&self, tenant: TenantId) {
-                self.drive(|core, now| core.set_suspended(now, tenant, true));
-            }
-
-            fn resume(&self, tenant: TenantId) {
-                self.drive(|core, now| core.set_suspended(now, tenant, false));
-            }
-
             fn is_quiet(&self, tenant: TenantId) -> bool {
-                self.look(|core| core.is_quiet(tenant))
+                self.with_core(|core| core.is_quiet(tenant))
+            }
+        }
+
+        impl Memory for $driver {
+            fn allocate(&self, tenant: TenantId, bytes: u64) -> Result<Allocation, Refusal> {
+                let space = &self.context(tenant)?.space;
+                space.allocate(bytes).map_err(|code| match code {
+                    ErrorCode::OutOfGpuMemory if self.swap().is_some() => Refusal {
+                        code,
+                        detail: format!("{} bytes are left", space.free_bytes()),
+                    },
+                    code => code.into(),
+                })
+            }
+
+            fn free(&self, tenant: TenantId, va: u64) -> Result<(), Refusal> {
+                let context = self.context(tenant)?;
+                if context.is_module_memory(va) {
+                    return Err(ErrorCode::NoSuchAllocation.into());
+                }
+                let range = context.space.allocation(va)?;
+                if self.with_core(|core| core.in_use(tenant, &range)) {
+                    return Err(ErrorCode::AllocationInUse.into());
+                }
+                context.space.free(va)?;
+                if self.swap().is_some() {
+                    // It may have been what its tenant waited for.
+                    self.drive(|core, _| core.settle_limbo(tenant));
+                }
+                Ok(())
+            }
+
+            fn memory(&self, tenant: TenantId) -> TenantMemory {
+                let context = self.context(tenant);
+                context.map_or_else(|_| TenantMemory::default(), |context| TenantMemory {
+                    free_bytes: context.space.free_bytes(),
+                    held_bytes: context.space.held_bytes(),
+                })
             }
 
             fn move_memory(&self, order: MoveOrder) -> Result<(), MoveError> {
@@ -239,18 +226,33 @@ macro_rules! impl_gpu {
                     swap.log.drain(events);
                 }
             }
+        }
 
-            fn ring(&self, tenant: TenantId) {
-                self.drive(|core, now| core.ring(now, tenant));
+        impl Metering for $driver {
+            fn now(&self) -> Moment {
+                self.clock()
             }
 
-            fn set_unwatched(&self, tenant: TenantId, open: bool) {
-                self.drive(|core, now| {
-                    core.set_unwatched(tenant, open);
-                    if open {
-                        core.ring(now, tenant);
-                    }
+            fn engine_status(&self, engine: EngineId) -> EngineStatus {
+                EngineStatus {
+                    running: self.registers().running(usize::from(engine.0)),
+                }
+            }
+
+            fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>) {
+                self.with_core(|core| core.activity(tenant, channels));
+            }
+
+            fn read(&self, reading: &mut EngineReading) {
+                self.with_core(|core| {
+                    core.read_demand(&mut reading.demand);
+                    core.read_events(&mut reading.switches);
+                    reading.add_copied(std::mem::take(&mut core.copied));
                 });
+            }
+
+            fn wait(&self, length: Nanos) -> bool {
+                self.wait_for_notice(length)
             }
         }
     )+};

@@ -20,7 +20,7 @@ struct State {
     /// Value of the register; the device's clock reached it before `read`.
     at: Moment,
     read: Instant,
-    told: Moment,
+    reported: Moment,
 }
 
 /// The estimate of the clock.
@@ -33,7 +33,7 @@ impl Clock {
         Self(Mutex::new(State {
             at,
             read: Instant::now(),
-            told: at,
+            reported: at,
         }))
     }
 
@@ -45,8 +45,8 @@ impl Clock {
     pub(super) fn now(&self) -> Moment {
         let mut state = self.lock();
         let now = state.extrapolate(Instant::now());
-        state.told = state.told.max(now);
-        state.told
+        state.reported = state.reported.max(now);
+        state.reported
     }
 
     /// Whether the register has to be read again.
@@ -57,12 +57,12 @@ impl Clock {
     }
 
     /// Takes a value of the register, and the instant before it was read.
-    pub(super) fn set(&self, asked: Instant, at: Moment) {
+    pub(super) fn set(&self, begin: Instant, at: Moment) {
         let mut state = self.lock();
         let read = Instant::now();
         let known = state.extrapolate(read);
         // CAST: 584 years.
-        let latest = Moment(at.0 + read.saturating_duration_since(asked).as_nanos() as u64);
+        let latest = Moment(at.0 + read.saturating_duration_since(begin).as_nanos() as u64);
         // A slow reading may be earlier than the known time, which is then kept. If the known time
         // is later than the reading permits, it was wrong.
         state.at = if known <= latest { at.max(known) } else { at };

@@ -2,17 +2,14 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use turnstile_abi::physical::{
-    AdminOp, BAR_DOORBELLS, BAR_REGS, DEVICE_ID, RESULTS, VECTORS, regs, status,
-};
+use turnstile_abi::physical::{AdminOp, BAR_REGS, DEVICE_ID, RESULTS, VECTORS, regs, status};
 use turnstile_abi::{ErrorCode, PAGE_BYTES, pci};
-use turnstile_accounting::{DemandEvent, EngineId, Moment, Nanos, SwitchEvent, TenantId};
-use turnstile_vmm::gate::SharedPages;
+use turnstile_accounting::{EngineId, Moment, Nanos, TenantId};
 use vm_memory::{Bytes, FileOffset, GuestMemoryBackend, MmapRegion, VolatileMemory};
 
 use super::admin::Admin;
@@ -26,8 +23,9 @@ use super::notices::{self, Notices};
 use super::pages::DevicePages;
 use super::tenants::{Tenants, Windows};
 use turnstile_gpu::{
-    Allocation, Capabilities, ChannelActivity, ChannelConfig, Doorbells, EngineStatus, Gpu,
-    Refusal, TenantResources,
+    Allocation, Capabilities, ChannelActivity, ChannelConfig, Channels, DoorbellChange, Doorbells,
+    EngineReading, EngineStatus, Gpu, Memory, Metering, Order, Refusal, Report, Suspension,
+    TenantMemory, TenantResources,
 };
 use turnstile_host::memory_file::memory_file;
 
@@ -56,7 +54,6 @@ pub struct VfioGpu {
     tenants: Mutex<Tenants>,
     /// Number of failed accesses, of which the first is logged.
     errors: AtomicU64,
-    said: AtomicBool,
 }
 
 impl VfioGpu {
@@ -123,7 +120,6 @@ impl VfioGpu {
             notices,
             tenants: Mutex::new(Tenants::new(vectors)),
             errors: AtomicU64::new(0),
-            said: AtomicBool::new(false),
         };
         gpu.take_area(regs::HOST_AREA, AREA_IOVA)?;
         if gpu.demand.is_some() {
@@ -155,15 +151,13 @@ impl VfioGpu {
 
     /// Accesses beyond what contexts may reach, as the device counts them.
     pub fn dma_faults(&self) -> u32 {
-        self.told(self.admin.read32(regs::DMA_FAULTS)).unwrap_or(0)
+        self.logged(self.admin.read32(regs::DMA_FAULTS))
+            .unwrap_or(0)
     }
 
-    fn demand_losses(&self) -> u64 {
-        let lock = |reader: &Mutex<DemandReader>| {
-            let reader = reader.lock().unwrap_or_else(PoisonError::into_inner);
-            reader.losses()
-        };
-        self.demand.as_ref().map_or(0, lock)
+    fn demand(&self) -> Option<MutexGuard<'_, DemandReader>> {
+        let reader = self.demand.as_ref()?;
+        Some(reader.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn tenants(&self) -> MutexGuard<'_, Tenants> {
@@ -171,13 +165,12 @@ impl VfioGpu {
     }
 
     /// Logs the first failure of the bus: a device that is gone fails at every access.
-    fn told<T>(&self, result: Result<T, BusError>) -> Option<T> {
+    fn logged<T>(&self, result: Result<T, BusError>) -> Option<T> {
         let error = match result {
             Ok(value) => return Some(value),
             Err(error) => error,
         };
-        self.errors.fetch_add(1, Ordering::Relaxed);
-        if !self.said.swap(true, Ordering::Relaxed) {
+        if self.errors.fetch_add(1, Ordering::Relaxed) == 0 {
             log::error!("GPU: {error}");
         }
         None
@@ -223,7 +216,7 @@ impl VfioGpu {
         let Some(windows) = windows else { return };
         let mut free = true;
         for [_, iova, bytes] in &windows.list {
-            free &= self.told(self.bus.dma_unmap(*iova, *bytes)).is_some();
+            free &= self.logged(self.bus.dma_unmap(*iova, *bytes)).is_some();
         }
         // Memory that may still be mapped is kept, and its addresses are not used again.
         if free {
@@ -234,9 +227,9 @@ impl VfioGpu {
     }
 
     fn read_clock(&self) {
-        let asked = Instant::now();
-        if let Some(time) = self.told(self.admin.read64(regs::TIME)) {
-            self.clock.set(asked, Moment(time));
+        let begin = Instant::now();
+        if let Some(time) = self.logged(self.admin.read64(regs::TIME)) {
+            self.clock.set(begin, Moment(time));
         }
     }
 }
@@ -246,27 +239,29 @@ impl Gpu for VfioGpu {
         self.capabilities
     }
 
-    fn now(&self) -> Moment {
-        self.clock.now()
+    fn report(&self) -> Report {
+        let losses = self.demand().map_or(0, |reader| reader.losses());
+        let figures = [
+            ("dma_faults", self.dma_faults().into()),
+            ("bus_errors", self.errors.load(Ordering::Relaxed)),
+            ("demand_losses", losses),
+        ];
+        Report {
+            figures: figures.into(),
+            ..Report::default()
+        }
     }
+}
 
+impl Channels for VfioGpu {
     fn doorbells(
         &self,
         tenant: TenantId,
         channels: u32,
     ) -> Result<Option<Arc<dyn Doorbells>>, Refusal> {
         let first = self.tenants().promise(tenant, channels)?;
-        let pages = (|| {
-            let offset = u64::from(first) * PAGE_BYTES;
-            let bytes = u64::from(channels) * PAGE_BYTES;
-            let part = self.bus.file(Region::Bar(BAR_DOORBELLS), offset, bytes)?;
-            SharedPages::from_file_at(part.file, part.offset, channels).map_err(|error| Refusal {
-                code: ErrorCode::HostLimit,
-                detail: format!("mapping doorbell pages: {error}"),
-            })
-        })();
-        match pages {
-            Ok(pages) => Ok(Some(Arc::new(DevicePages(pages)))),
+        match DevicePages::map(&*self.bus, first, channels) {
+            Ok(pages) => Ok(Some(Arc::new(pages))),
             Err(refusal) => {
                 self.clear_away(tenant);
                 Err(refusal)
@@ -328,24 +323,6 @@ impl Gpu for VfioGpu {
         Ok(())
     }
 
-    fn allocate(&self, tenant: TenantId, bytes: u64) -> Result<Allocation, Refusal> {
-        let given = self.command(AdminOp::Allocate, tenant, &[bytes])?;
-        Ok(Allocation {
-            va: given[0],
-            aperture_offset: given[1],
-            bytes: given[2],
-        })
-    }
-
-    fn free(&self, tenant: TenantId, va: u64) -> Result<(), Refusal> {
-        self.command(AdminOp::Free, tenant, &[va]).map(|_| ())
-    }
-
-    fn memory_free_bytes(&self, tenant: TenantId) -> u64 {
-        self.command(AdminOp::Memory, tenant, &[])
-            .map_or(0, |words| words[0])
-    }
-
     fn load_module(
         &self,
         tenant: TenantId,
@@ -379,6 +356,66 @@ impl Gpu for VfioGpu {
         Ok((found[0] as u32, found[1] as u32))
     }
 
+    /// Does nothing: the device sees its doorbells.
+    fn doorbells_changed(&self, _: TenantId, _: DoorbellChange) {}
+}
+
+impl Suspension for VfioGpu {
+    /// Writes of 4 bytes, for which no thread waits on a hardware bus.
+    fn carry_out(&self, orders: &[Order]) {
+        let can = self.capabilities;
+        let engines = if can.engine_holds {
+            can.compute_engines + can.copy_engines
+        } else {
+            0
+        };
+        for order in orders {
+            let (register, tenant) = match *order {
+                Order::Hold(tenant, engine) if engine.0 < engines => {
+                    (regs::HOLD + u64::from(engine.0) * regs::HOLD_STRIDE, tenant)
+                }
+                Order::Release(tenant, engine) if engine.0 < engines => (
+                    regs::RELEASE + u64::from(engine.0) * regs::HOLD_STRIDE,
+                    tenant,
+                ),
+                Order::Suspend(tenant) => (regs::SUSPEND, tenant),
+                Order::Resume(tenant) => (regs::RESUME, tenant),
+                // The device lacks the engine, or serves channels in turn.
+                Order::Hold(..) | Order::Release(..) | Order::Slice(..) => continue,
+            };
+            self.logged(self.admin.write32(register, tenant.0));
+        }
+    }
+}
+
+impl Memory for VfioGpu {
+    fn allocate(&self, tenant: TenantId, bytes: u64) -> Result<Allocation, Refusal> {
+        let given = self.command(AdminOp::Allocate, tenant, &[bytes])?;
+        Ok(Allocation {
+            va: given[0],
+            aperture_offset: given[1],
+            bytes: given[2],
+        })
+    }
+
+    fn free(&self, tenant: TenantId, va: u64) -> Result<(), Refusal> {
+        self.command(AdminOp::Free, tenant, &[va]).map(|_| ())
+    }
+
+    fn memory(&self, tenant: TenantId) -> TenantMemory {
+        let words = self.command(AdminOp::Memory, tenant, &[]);
+        TenantMemory {
+            free_bytes: words.map_or(0, |words| words[0]),
+            held_bytes: 0,
+        }
+    }
+}
+
+impl Metering for VfioGpu {
+    fn now(&self) -> Moment {
+        self.clock.now()
+    }
+
     fn engine_status(&self, engine: EngineId) -> EngineStatus {
         let at = status::engine(engine.0) as usize;
         let word = self.status.as_volatile_slice();
@@ -387,54 +424,6 @@ impl Gpu for VfioGpu {
             // CAST: the context is in the low half.
             running: (word & status::BUSY != 0).then_some(TenantId(word as u32)),
         }
-    }
-
-    fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool {
-        let mut get = self.log_get.lock().unwrap_or_else(PoisonError::into_inner);
-        self.admin.area.read_log(&mut get, events);
-        if self.clock.is_stale() {
-            self.read_clock();
-        }
-        // Overwritten records show as a gap before the next ones.
-        true
-    }
-
-    fn read_demand(&self, events: &mut Vec<DemandEvent>) {
-        let Some(reader) = &self.demand else { return };
-        if self.clock.is_stale() {
-            self.read_clock();
-        }
-        let tenants = self.tenants();
-        let known = tenants.known.iter();
-        let known = known.map(|(tenant, known)| (*tenant, known.first));
-        let mut reader = reader.lock().unwrap_or_else(PoisonError::into_inner);
-        reader.read(&self.admin.area, self.clock.now(), known, events);
-    }
-
-    /// One write of 4 bytes, for which no thread waits on a hardware bus.
-    fn hold(&self, tenant: TenantId, engine: EngineId, held: bool) {
-        let register = if held { regs::HOLD } else { regs::RELEASE };
-        let engines = self.capabilities.compute_engines + self.capabilities.copy_engines;
-        if self.capabilities.engine_holds && engine.0 < engines {
-            let at = register + u64::from(engine.0) * regs::HOLD_STRIDE;
-            self.told(self.admin.write32(at, tenant.0));
-        }
-    }
-
-    fn nap(&self, length: Nanos) -> Option<Nanos> {
-        let Some(notices) = &self.notices else {
-            thread::park_timeout(Duration::from_nanos(length.0));
-            return None;
-        };
-        let noticed = notices.wait(length);
-        if noticed {
-            self.told(notices.arm(&self.admin));
-        }
-        noticed.then_some(Nanos::ZERO)
-    }
-
-    fn wake(&self) {
-        self.notices.iter().for_each(Notices::wake);
     }
 
     fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>) {
@@ -458,38 +447,48 @@ impl Gpu for VfioGpu {
         }
     }
 
-    fn suspend(&self, tenant: TenantId) {
-        self.told(self.admin.write32(regs::SUSPEND, tenant.0));
+    /// Overwritten records of the log show as a gap before the next ones.
+    fn read(&self, reading: &mut EngineReading) {
+        if self.clock.is_stale() {
+            self.read_clock();
+        }
+        let tenants = self.tenants();
+        if let Some(mut reader) = self.demand() {
+            let known = tenants.known.iter();
+            let known = known.map(|(tenant, known)| (*tenant, known.first));
+            let (area, now) = (&self.admin.area, self.clock.now());
+            reader.read(area, now, known, &mut reading.demand);
+        }
+        drop(tenants);
+        let mut get = self.log_get.lock().unwrap_or_else(PoisonError::into_inner);
+        self.admin.area.read_log(&mut get, &mut reading.switches);
     }
 
-    fn resume(&self, tenant: TenantId) {
-        self.told(self.admin.write32(regs::RESUME, tenant.0));
+    fn wait(&self, length: Nanos) -> bool {
+        let Some(notices) = &self.notices else {
+            thread::park_timeout(Duration::from_nanos(length.0));
+            return false;
+        };
+        let noticed = notices.wait(length);
+        if noticed {
+            self.logged(notices.arm(&self.admin));
+        }
+        noticed
     }
 
-    /// Does nothing: the device sees its doorbells.
-    fn ring(&self, _: TenantId) {}
-
-    /// Does nothing, as above.
-    fn set_unwatched(&self, _: TenantId, _: bool) {}
-
-    fn figures(&self) -> std::collections::BTreeMap<&'static str, u64> {
-        [
-            ("dma_faults", self.dma_faults().into()),
-            ("bus_errors", self.errors.load(Ordering::Relaxed)),
-            ("demand_losses", self.demand_losses()),
-        ]
-        .into()
+    fn wake(&self) {
+        self.notices.iter().for_each(Notices::wake);
     }
 }
 
 impl Drop for VfioGpu {
     /// Resets the device, so that it stops using its contexts' memory before that is freed.
     fn drop(&mut self) {
-        self.told(self.admin.write32(regs::RESET, 1));
+        self.logged(self.admin.write32(regs::RESET, 1));
         let tenants: Vec<TenantId> = self.tenants().known.keys().copied().collect();
         for tenant in tenants {
             self.clear_away(tenant);
         }
-        self.told(self.bus.dma_unmap(AREA_IOVA.into(), area::BYTES));
+        self.logged(self.bus.dma_unmap(AREA_IOVA.into(), area::BYTES));
     }
 }

@@ -2,13 +2,30 @@
 
 use std::fs::File;
 
+use turnstile_abi::physical::BAR_DOORBELLS;
+use turnstile_abi::{ErrorCode, PAGE_BYTES};
+use turnstile_gpu::{Doorbells, Refusal};
 use turnstile_vmm::gate::{PageWords, SharedPages};
 
-use turnstile_gpu::Doorbells;
+use super::bus::{Bus, Region};
 
 /// The pages as the mediator maps them.
 #[derive(Debug)]
-pub(super) struct DevicePages(pub(super) SharedPages);
+pub(super) struct DevicePages(SharedPages);
+
+impl DevicePages {
+    /// Maps the run of the device's pages that begins with `first`.
+    pub(super) fn map(bus: &dyn Bus, first: u32, channels: u32) -> Result<Self, Refusal> {
+        let offset = u64::from(first) * PAGE_BYTES;
+        let bytes = u64::from(channels) * PAGE_BYTES;
+        let part = bus.file(Region::Bar(BAR_DOORBELLS), offset, bytes)?;
+        let pages = SharedPages::from_file_at(part.file, part.offset, channels);
+        pages.map(Self).map_err(|error| Refusal {
+            code: ErrorCode::HostLimit,
+            detail: format!("mapping doorbell pages: {error}"),
+        })
+    }
+}
 
 impl Doorbells for DevicePages {
     fn put(&self, channel: u32) -> u32 {

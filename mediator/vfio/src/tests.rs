@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use turnstile_abi::physical::{AdminOp, BAR_REGS, regs};
 use turnstile_abi::{ChannelStatus, Command, CopyDirection, ErrorCode};
-use turnstile_accounting::{AccountId, EngineId, EngineState, Nanos, TenantId};
+use turnstile_accounting::{AccountId, EngineId, Nanos, TenantId};
 use turnstile_vmm::vfio_user::Client;
 use vm_memory::GuestAddress;
 
@@ -18,9 +18,11 @@ use self::altered::Altered;
 use super::fake::FakeBus;
 use super::user::UserBus;
 use super::{Bus, Region, StartError, VfioGpu};
-use turnstile_gpu::{Gpu, Suspend};
+use turnstile_gpu::conformance::Checked;
+use turnstile_gpu::plain::{PlainChannel, PlainVm};
+use turnstile_gpu::prelude::*;
+use turnstile_gpu::{EngineReading, Gpu, Order, Suspend};
 use turnstile_soft::pci::{PciGpu, Region as Part, serve_client};
-use turnstile_soft::plain::{PlainChannel, PlainVm};
 use turnstile_soft::{Kernels, SoftConfig};
 
 const A: TenantId = TenantId(1);
@@ -78,7 +80,7 @@ fn wait(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 fn kernel(vm: &PlainVm, length: Nanos) -> Command {
-    turnstile_soft::plain::given_length(vm, length)
+    turnstile_gpu::plain::given_length(vm, length)
 }
 
 #[test]
@@ -111,38 +113,7 @@ fn data_copied_to_the_card_and_back_is_equal_and_raises_an_interrupt() {
         assert_eq!((open.len(), open[0].pending), (1, 0));
         assert!(open[0].last_active.0 > 0 && open[0].last_active <= gpu.now() + Nanos::from_ms(1));
         gpu.free(A, card.va).unwrap();
-        assert_eq!(gpu.memory_free_bytes(A), 64 << 20);
-    });
-}
-
-#[test]
-fn status_and_log_identify_the_running_tenant_and_match_the_clock() {
-    on_each_bus(|gpu| {
-        let mut channel = channel(gpu, A);
-        let begin = gpu.now();
-        let length = Nanos::from_ms(20);
-        channel.push(&kernel(&channel.vm, length));
-        channel.push_fence(false);
-        channel.ring();
-        wait("start", || {
-            gpu.engine_status(EngineId(0)).running == Some(A)
-        });
-        wait("fence", || channel.fence().value == 1);
-        wait("end", || gpu.engine_status(EngineId(0)).running.is_none());
-        let mut events = Vec::new();
-        gpu.read_events(&mut events);
-        let engine: Vec<_> = events.iter().filter(|e| e.engine == EngineId(0)).collect();
-        let ran = engine
-            .iter()
-            .position(|e| e.state == EngineState::Running(A));
-        let ran = ran.expect("a record of it");
-        let lasted = engine[ran + 1].at.since(engine[ran].at);
-        assert!(lasted >= length && engine[ran].at >= begin, "{lasted:?}");
-        assert_eq!(engine[ran + 1].state, EngineState::Idle);
-        assert!(engine.windows(2).all(|two| two[1].seq == two[0].seq + 1));
-        events.clear();
-        gpu.read_events(&mut events);
-        assert!(events.is_empty());
+        assert_eq!(gpu.memory(A).free_bytes, 64 << 20);
     });
 }
 
@@ -189,26 +160,25 @@ fn access_beyond_vm_memory_faults_and_leaves_other_vms_intact() {
     });
 }
 
+fn conforms(gpu: &VfioGpu) {
+    let pass = &|| thread::sleep(Duration::from_micros(100));
+    let kernel = &kernel;
+    Checked { gpu, pass, kernel }.run();
+}
+
 #[test]
-fn a_suspended_tenant_starts_nothing_until_it_is_resumed() {
-    on_each_bus(|gpu| {
-        let mut channel = channel(gpu, A);
-        gpu.suspend(A);
-        channel.push(&kernel(&channel.vm, Nanos::from_us(10)));
-        channel.push_fence(false);
-        channel.ring();
-        let pending = || {
-            let mut open = Vec::new();
-            gpu.activity(A, &mut open);
-            open[0].pending
+fn the_device_conforms_on_each_bus_and_however_it_stops_kernels() {
+    on_each_bus(conforms);
+    for suspend in [Suspend::Drains, Suspend::MidKernel] {
+        let config = SoftConfig {
+            suspend,
+            ..config()
         };
-        wait("announcement", || pending() == 2);
-        std::thread::sleep(Duration::from_millis(5));
-        assert_eq!(channel.fence().value, 0);
-        gpu.resume(A);
-        wait("fence", || channel.fence().value == 1);
-        assert_eq!(pending(), 0);
-    });
+        let bus = Arc::new(FakeBus::new(PciGpu::new(config).unwrap()));
+        conforms(&VfioGpu::new(bus).unwrap());
+    }
+    let bus = Arc::new(FakeBus::version_1_0(PciGpu::new(config()).unwrap()));
+    conforms(&VfioGpu::new(bus).unwrap());
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use turnstile_daemon::tenant::gates::{GateBook, GateMove};
 use turnstile_gpu::Doorbells;
-use turnstile_soft::plain::PlainDoorbells;
+use turnstile_gpu::plain::PlainDoorbells;
 use turnstile_vmm::gate::{
     GateControl, GateCounters, GateState, PageMapError, PageWords, ThreadMap, newer,
 };
@@ -176,7 +176,7 @@ impl SimulatedGate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use turnstile_soft::plain::PlainVm;
+    use turnstile_gpu::plain::PlainVm;
 
     #[test]
     fn a_kept_value_is_delivered_on_opening_and_a_watched_gate_kicks() {

@@ -11,9 +11,9 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use turnstile_abi::{ChannelStatus, Command, Dim3, Launch};
 use turnstile_accounting::{AccountId, Moment, Nanos, TenantId};
+use turnstile_gpu::plain::{PlainChannel, PlainVm};
 use turnstile_gpu::{Gpu, Refusal};
 use turnstile_soft::KernelCost;
-use turnstile_soft::plain::{PlainChannel, PlainVm};
 use vm_memory::GuestAddress;
 
 use super::laws::BrokenLaw;

@@ -4,7 +4,7 @@
 use rand::Rng;
 use rand::rngs::SmallRng;
 use turnstile_accounting::{EngineId, Meter, Moment, Nanos, Observation, PolledMeter, Sample};
-use turnstile_gpu::Gpu;
+use turnstile_gpu::Metering;
 
 /// The reads of one poll phase.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl Sampler {
     /// needs the first and the last.
     pub(super) fn read(
         &mut self,
-        gpu: &impl Gpu,
+        gpu: &impl Metering,
         engines: &[EngineId],
         until: Moment,
         meter: &mut PolledMeter,

@@ -1,10 +1,11 @@
 //! The daemon's accounting thread in virtual time: the same calls in the same order, without a
 //! thread.
 
-use turnstile_accounting::meter::{Look, Pace, Phases, Unobserved};
+use turnstile_accounting::meter::{ChannelSnapshot, Pace, Phases, Unobserved};
 use turnstile_accounting::{Meter, Metric, Moment, Nanos, PolledMeter, Usage, Window};
-use turnstile_gpu::{Gpu, Suspend};
-use turnstile_mediation::{COMPUTE, Control, GateOrder, HoldOrder, REACTION_MIN};
+use turnstile_gpu::prelude::*;
+use turnstile_gpu::{Order, Suspend};
+use turnstile_mediation::{COMPUTE, Control, GateOrder, REACTION_MIN};
 use turnstile_vmm::gate::GateState;
 
 use super::laws::{BrokenLaw, id};
@@ -111,7 +112,7 @@ impl World {
     }
 
     /// The GPU's current state.
-    fn poll(&mut self) -> Look {
+    fn poll(&mut self) -> ChannelSnapshot {
         let occupant = |engine| (engine, self.gpu.engine_status(engine).running);
         let occupants = engines().map(occupant).to_vec();
         let mut channels = Vec::new();
@@ -120,7 +121,7 @@ impl World {
             self.gpu.activity(seat.guest.id, &mut self.channels);
             channels.extend(self.channels.iter().map(|of| of.reading(seat.guest.id)));
         }
-        Look {
+        ChannelSnapshot {
             occupants,
             channels,
         }
@@ -152,12 +153,14 @@ impl World {
 
     /// Applies the holds to the dispatcher, and schedules the next decision.
     fn carry_out_holds(&mut self) {
-        for HoldOrder {
-            tenant,
-            engine,
-            held,
-        } in self.mediation.take_holds()
-        {
+        let orders = self.mediation.take_gpu_orders();
+        self.gpu.carry_out(&orders);
+        for order in orders {
+            let (tenant, engine, held) = match order {
+                Order::Hold(tenant, engine) => (tenant, engine, true),
+                Order::Release(tenant, engine) => (tenant, engine, false),
+                _ => continue,
+            };
             let note = [
                 self.now.0,
                 u64::from(tenant.0),
@@ -166,7 +169,6 @@ impl World {
             ];
             self.timeline.note(&note);
             self.hold_changes += 1;
-            self.gpu.hold(tenant, engine, held);
         }
         if let Some(at) = self.mediation.decide_at() {
             self.decide_by(at.max(self.now + REACTION_MIN));
@@ -235,7 +237,7 @@ impl World {
                 (Some(estimated), observed)
             }
         };
-        observed.copied = self.gpu.take_copied();
+        observed.copied = self.reading.copied.take();
         self.check_bounds(estimated.as_ref(), &observed)?;
         self.compare(&observed, estimated.is_none())?;
         let activity = self.activity();
@@ -341,8 +343,8 @@ impl World {
             return;
         }
         match state {
-            GateState::Closed => self.gpu.suspend(tenant),
-            GateState::Open | GateState::Watched => self.gpu.resume(tenant),
+            GateState::Closed => self.gpu.carry_out(&[Order::Suspend(tenant)]),
+            GateState::Open | GateState::Watched => self.gpu.carry_out(&[Order::Resume(tenant)]),
         }
     }
 }

@@ -5,11 +5,10 @@ use std::collections::BTreeMap;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use turnstile_accounting::record::Entry;
-use turnstile_accounting::{
-    AccountId, DemandEvent, EngineId, EventMeter, Meter, Moment, Nanos, Observation, SwitchEvent,
-};
+use turnstile_accounting::{AccountId, EngineId, EventMeter, Meter, Moment, Nanos, Observation};
 use turnstile_daemon::tenant::gates::GateMove;
-use turnstile_gpu::{ChannelActivity, Gpu, Suspend};
+use turnstile_gpu::prelude::*;
+use turnstile_gpu::{ChannelActivity, DoorbellChange, EngineReading, Order, Suspend};
 use turnstile_mediation::{Activity, Mediation};
 use turnstile_policies::{Membership, TenantParams, Tuning, Weight};
 use turnstile_soft::{ENGINES, SoftConfig, VirtualGpu};
@@ -74,7 +73,7 @@ pub struct World {
     over: bool,
     /// When the next decision is scheduled.
     pub(super) decides_at: Option<Moment>,
-    demand: Vec<DemandEvent>,
+    pub(super) reading: EngineReading,
     queue: BTreeMap<(Moment, u64), Event>,
     next_event: u64,
     execution: Execution,
@@ -83,7 +82,6 @@ pub struct World {
     idleness: Idleness,
     steps: u64,
     executed: Vec<Executed>,
-    log: Vec<SwitchEvent>,
     pub(super) channels: Vec<ChannelActivity>,
     /// Its ledger, if one is kept.
     pub(super) books: Option<Books>,
@@ -207,7 +205,7 @@ impl World {
             hold_changes: 0,
             over: false,
             decides_at: None,
-            demand: Vec::new(),
+            reading: EngineReading::default(),
             queue: BTreeMap::new(),
             next_event: 0,
             execution,
@@ -216,7 +214,6 @@ impl World {
             idleness: Idleness::new(setup.reaction_ns(tenants)),
             steps: 0,
             executed: Vec::new(),
-            log: Vec::new(),
             channels: Vec::new(),
             books: None,
         };
@@ -260,7 +257,7 @@ impl World {
             let request = self.seats[place].gate.want(GateState::Open);
             self.send(place, request);
             for engine in engines() {
-                self.gpu.hold(id(place), engine, false);
+                self.gpu.carry_out(&[Order::Release(id(place), engine)]);
             }
         }
         while let Some(at) = self.next_moment() {
@@ -347,14 +344,16 @@ impl World {
             self.schedule(at, Event::Moved(place, request));
         }
         let open = self.seats[place].gate.any_open();
-        self.gpu.set_unwatched(id(place), open);
+        self.gpu
+            .doorbells_changed(id(place), DoorbellChange::AnyOpen(open));
     }
 
     fn happen(&mut self, event: Event) -> Result<(), BrokenLaw> {
         match event {
             Event::Kick(place) => {
                 self.seats[place].kick_pending = false;
-                self.gpu.ring(id(place));
+                self.gpu
+                    .doorbells_changed(id(place), DoorbellChange::Written);
                 if !self.over {
                     let order = self.mediation.woke(id(place), self.now);
                     self.carry_out(order);
@@ -366,7 +365,8 @@ impl World {
                     self.kick(place);
                 }
                 self.send(place, next);
-                self.gpu.ring(id(place));
+                self.gpu
+                    .doorbells_changed(id(place), DoorbellChange::Written);
             }
             Event::Due(place) => self.seats[place].due = None,
             Event::Tick | Event::Decide | Event::PollBegin | Event::PeriodEnd if self.over => {}
@@ -384,18 +384,20 @@ impl World {
     }
 
     pub(super) fn read_log(&mut self) -> Result<(), BrokenLaw> {
-        self.gpu.read_demand(&mut self.demand);
-        self.gpu.read_events(&mut self.log);
+        self.gpu.read(&mut self.reading);
+        let EngineReading {
+            switches, demand, ..
+        } = &mut self.reading;
         if !self.over {
             let polls = matches!(self.setup.meter, MeterSetup::Polled { .. });
-            let switches: &[_] = if polls { &[] } else { &self.log };
-            self.mediation.observe(switches, &self.demand);
+            let observed: &[_] = if polls { &[] } else { switches };
+            self.mediation.observe(observed, demand);
         }
-        self.demand.clear();
+        demand.clear();
         if self.gpu.take_notice() {
             self.decide_by(self.now + self.setup.kick_ns);
         }
-        for event in self.log.drain(..) {
+        for event in self.reading.switches.drain(..) {
             self.timeline.take(event)?;
             self.truth.observe(Observation::Switch(event));
         }

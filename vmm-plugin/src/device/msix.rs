@@ -24,7 +24,7 @@ pub(super) struct Msix {
     masked: bool,
     table: [[u32; ENTRY_WORDS]; VECTORS as usize],
     /// The message last passed to the host.
-    told: [Option<MsiMessage>; VECTORS as usize],
+    reported: [Option<MsiMessage>; VECTORS as usize],
 }
 
 impl Msix {
@@ -33,7 +33,7 @@ impl Msix {
             enabled: false,
             masked: false,
             table: [[0, 0, 0, MASKED]; VECTORS as usize],
-            told: [None; VECTORS as usize],
+            reported: [None; VECTORS as usize],
         }
     }
 
@@ -74,9 +74,9 @@ impl Msix {
             address: u64::from(high) << 32 | u64::from(low),
             data,
         });
-        let told = &mut self.told[usize::from(vector)];
-        if *told != message {
-            *told = message;
+        let reported = &mut self.reported[usize::from(vector)];
+        if *reported != message {
+            *reported = message;
             host.set_msix(vector, message);
         }
     }

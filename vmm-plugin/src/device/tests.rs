@@ -94,7 +94,7 @@ fn a_request_is_frozen_sent_and_latched() {
     assert_eq!(read32(gpu, regs::MAILBOX_ERROR), ErrorCode::Busy as u32);
     assert_eq!(gpu.host().sent.len(), 1);
 
-    gpu.mailbox_done(5, 0, "not asked", [1; MAILBOX_RESULTS]);
+    gpu.mailbox_done(5, 0, "not requested", [1; MAILBOX_RESULTS]);
     assert_eq!(read32(gpu, regs::MAILBOX_STATUS), mailbox_status::BUSY);
     gpu.mailbox_done(1, 0, "", [7; MAILBOX_RESULTS]);
     assert_eq!(read32(gpu, regs::MAILBOX_STATUS), mailbox_status::DONE);

@@ -11,12 +11,12 @@ use crate::gate::{Page, PageMap, PageMapError, PageWords, SharedPages};
 
 /// Poll interval of mapped doorbells while they change, and while they do not. The first is about
 /// the cost of a trapped write, the second bounds an idle VM's cost to one wake-up per millisecond.
-const LOOK_ACTIVE: Duration = Duration::from_micros(50);
-const LOOK_IDLE: Duration = Duration::from_millis(1);
+const POLL_ACTIVE: Duration = Duration::from_micros(50);
+const POLL_IDLE: Duration = Duration::from_millis(1);
 /// Time without a change after which doorbells count as idle.
 const ACTIVE_FOR: Duration = Duration::from_millis(20);
 /// Poll interval for open channels.
-const LOOK_CLOSED: Duration = Duration::from_millis(5);
+const POLL_CLOSED: Duration = Duration::from_millis(5);
 
 /// Pages that stay mapped: every write is reported, by message or by polling.
 #[derive(Debug)]
@@ -64,7 +64,7 @@ impl MappedPages {
     }
 
     /// The value written since the last poll, if any.
-    fn look(&self, channel: u32, seen: &mut Seen) -> Option<u32> {
+    fn poll(&self, channel: u32, seen: &mut Seen) -> Option<u32> {
         let given = self.given.get(channel as usize)?.load(Ordering::Acquire);
         if seen.given != given {
             *seen = Seen { given, value: 0 };
@@ -87,7 +87,7 @@ pub(super) fn watch(session: &Session, pages: &MappedPages) {
             known.fill(Seen::default());
         }
         let Some(attached) = &of else {
-            thread::sleep(LOOK_CLOSED);
+            thread::sleep(POLL_CLOSED);
             continue;
         };
         attached.open_channels(&mut channels);
@@ -95,17 +95,17 @@ pub(super) fn watch(session: &Session, pages: &MappedPages) {
             let Some(seen) = known.get_mut(*channel as usize) else {
                 continue;
             };
-            if let Some(value) = pages.look(*channel, seen) {
+            if let Some(value) = pages.poll(*channel, seen) {
                 attached.gates.trap(*channel, value);
                 changed_at = Instant::now();
             }
         }
         thread::sleep(if channels.is_empty() {
-            LOOK_CLOSED
+            POLL_CLOSED
         } else if changed_at.elapsed() < ACTIVE_FOR {
-            LOOK_ACTIVE
+            POLL_ACTIVE
         } else {
-            LOOK_IDLE
+            POLL_IDLE
         });
     }
 }
@@ -120,16 +120,16 @@ mod tests {
         let pages = MappedPages::new(parking(2).unwrap());
         let mut seen = Seen::default();
         pages.give(0);
-        assert_eq!(pages.look(0, &mut seen), None);
+        assert_eq!(pages.poll(0, &mut seen), None);
         pages.pages.store(0, 2);
-        assert_eq!(pages.look(0, &mut seen), Some(2));
-        assert_eq!(pages.look(0, &mut seen), None);
+        assert_eq!(pages.poll(0, &mut seen), Some(2));
+        assert_eq!(pages.poll(0, &mut seen), None);
         // Closed, opened and rung again between two polls.
         pages.give(0);
         pages.pages.store(0, 2);
-        assert_eq!(pages.look(0, &mut seen), Some(2));
-        assert_eq!(pages.look(0, &mut seen), None);
+        assert_eq!(pages.poll(0, &mut seen), Some(2));
+        assert_eq!(pages.poll(0, &mut seen), None);
         pages.give(9);
-        assert_eq!(pages.look(9, &mut seen), None);
+        assert_eq!(pages.poll(9, &mut seen), None);
     }
 }

@@ -57,15 +57,15 @@ impl Default for Seldom {
 impl Seldom {
     /// Logs a line, if it is not one of too many.
     pub fn say(&self, level: log::Level, line: Arguments<'_>) {
-        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (allowance, unsaid) = &mut *said;
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (allowance, unlogged) = &mut *state;
         if !allowance.take(Instant::now()) {
-            *unsaid += 1;
+            *unlogged += 1;
             return;
         }
-        match std::mem::take(unsaid) {
+        match std::mem::take(unlogged) {
             0 => log::log!(level, "{line}"),
-            unsaid => log::log!(level, "{line} ({unsaid} lines before this one left out)"),
+            unlogged => log::log!(level, "{line} ({unlogged} lines before this one left out)"),
         }
     }
 }

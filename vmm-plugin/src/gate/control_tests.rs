@@ -210,7 +210,7 @@ fn where_pages_cannot_be_exchanged_traps_with_values_go_on() {
     assert_eq!(control.state(0), Some(GateState::Watched));
     assert!(
         !control.fault(0),
-        "a store that is repeated gets nowhere, and must be told so"
+        "a store that is repeated gets nowhere, and must get an error"
     );
     control.set(0, GateState::Closed).unwrap();
     control.trap(0, 3);
@@ -339,7 +339,7 @@ fn nothing_is_lost_between_two_threads() {
                 }
             });
             let mut shown = control.page_words().load(0);
-            let mut look = || {
+            let mut snapshot = || {
                 let page = control.page_words().load(0);
                 assert!(!newer(shown, page), "a value went back");
                 shown = page;
@@ -351,9 +351,9 @@ fn nothing_is_lost_between_two_threads() {
                     break;
                 }
                 control.set(0, GateState::Closed).unwrap();
-                let page = look();
+                let page = snapshot();
                 std::thread::yield_now();
-                assert_eq!(look(), page, "a write reached a closed page");
+                assert_eq!(snapshot(), page, "a write reached a closed page");
                 let parked = control.trace(0).unwrap().parked;
                 assert!(parked.is_none_or(|parked| !newer(page, parked)));
                 let rang = last.load(Ordering::Acquire);
@@ -362,7 +362,7 @@ fn nothing_is_lost_between_two_threads() {
                 } else {
                     control.set(0, GateState::Watched).unwrap();
                 }
-                assert!(!newer(rang, look()), "a value was lost");
+                assert!(!newer(rang, snapshot()), "a value was lost");
             }
             drop(ends);
         });

@@ -94,18 +94,18 @@ mod tests {
         };
         let (one, two) = (of(1), of(2));
         let window = Window::new(FileOffset::new(one.try_clone().unwrap(), 0), 3).unwrap();
-        let look = || {
+        let snapshot = || {
             [0, 1, 2].map(|page| {
                 let slice = window.region().as_volatile_slice();
                 slice.read_obj::<u8>(page * PAGE + 5).unwrap()
             })
         };
-        assert_eq!(look(), [1, 1, 1]);
+        assert_eq!(snapshot(), [1, 1, 1]);
         window.show(1, &two, PAGE_BYTES, false).unwrap();
-        assert_eq!(look(), [1, 2, 1]);
+        assert_eq!(snapshot(), [1, 2, 1]);
         window.show(1, &one, PAGE_BYTES, true).unwrap();
         window.show(2, &two, 2 * PAGE_BYTES, true).unwrap();
-        assert_eq!(look(), [1, 1, 2]);
+        assert_eq!(snapshot(), [1, 1, 2]);
         assert!(window.show(3, &two, 0, true).is_err());
     }
 }

@@ -92,8 +92,8 @@ impl Client {
             next_id: 0,
             server: Capabilities::default(),
         };
-        let asked = encode_version(MINOR, Capabilities::OWN);
-        let answer = client.ask(Command::Version, &asked, &[], 4)?;
+        let request = encode_version(MINOR, Capabilities::OWN);
+        let answer = client.ask(Command::Version, &request, &[], 4)?;
         match decode_version(&answer.payload) {
             Some((MAJOR, _, capabilities)) => client.server = capabilities,
             _ => return Err(unanswered(Command::Version)),
@@ -111,8 +111,8 @@ impl Client {
     /// # Errors
     /// When the server is gone or refuses.
     pub fn counts(&mut self) -> Result<(u32, u32), ClientError> {
-        let asked = Payload::default().words(&[16, 0, 0, 0]).0;
-        let answer = self.ask(Command::DeviceInfo, &asked, &[], 16)?.payload;
+        let request = Payload::default().words(&[16, 0, 0, 0]).0;
+        let answer = self.ask(Command::DeviceInfo, &request, &[], 16)?.payload;
         Ok((word(&answer, 8), word(&answer, 12)))
     }
 
@@ -121,20 +121,20 @@ impl Client {
     /// # Errors
     /// When the server is gone or refuses.
     pub fn region(&mut self, index: u32) -> Result<ClientRegion, ClientError> {
-        let asked = |argsz: usize| {
+        let request = |argsz: usize| {
             // CAST: at most a message
             let words = [argsz as u32, 0, index, 0];
             Payload::default().words(&words).longs(&[0, 0]).0
         };
         let command = Command::RegionInfo;
-        let first = asked(REGION_INFO_BYTES);
+        let first = request(REGION_INFO_BYTES);
         let mut answer = self.ask(command, &first, &[], REGION_INFO_BYTES)?;
         let needed = word(&answer.payload, 0) as usize;
         if needed > REGION_INFO_BYTES {
             if needed > PAYLOAD_BYTES_MAX {
                 return Err(unanswered(command));
             }
-            answer = self.ask(command, &asked(needed), &[], REGION_INFO_BYTES)?;
+            answer = self.ask(command, &request(needed), &[], REGION_INFO_BYTES)?;
         }
         let Raw { payload, fds, .. } = answer;
         let flags = word(&payload, 4);
@@ -153,8 +153,8 @@ impl Client {
     /// # Errors
     /// When the server is gone or refuses.
     pub fn irq(&mut self, index: u32) -> Result<Irq, ClientError> {
-        let asked = Payload::default().words(&[16, 0, index, 0]).0;
-        let answer = self.ask(Command::IrqInfo, &asked, &[], 16)?.payload;
+        let request = Payload::default().words(&[16, 0, index, 0]).0;
+        let answer = self.ask(Command::IrqInfo, &request, &[], 16)?.payload;
         let count = word(&answer, 12);
         Ok(Irq { count })
     }
@@ -164,8 +164,8 @@ impl Client {
     /// # Errors
     /// When the server is gone or refuses.
     pub fn read(&mut self, region: u32, offset: u64, data: &mut [u8]) -> Result<(), ClientError> {
-        let asked = access(region, offset, data.len())?;
-        let answer = self.ask(Command::RegionRead, &asked, &[], 16 + data.len())?;
+        let request = access(region, offset, data.len())?;
+        let answer = self.ask(Command::RegionRead, &request, &[], 16 + data.len())?;
         data.copy_from_slice(&answer.payload[16..16 + data.len()]);
         Ok(())
     }
@@ -175,9 +175,9 @@ impl Client {
     /// # Errors
     /// When the server is gone or refuses.
     pub fn write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), ClientError> {
-        let mut asked = access(region, offset, data.len())?;
-        asked.extend_from_slice(data);
-        self.ask(Command::RegionWrite, &asked, &[], 0).map(|_| ())
+        let mut request = access(region, offset, data.len())?;
+        request.extend_from_slice(data);
+        self.ask(Command::RegionWrite, &request, &[], 0).map(|_| ())
     }
 
     /// Lets the device use memory of this side, for reading and writing.
@@ -192,9 +192,9 @@ impl Client {
     ) -> Result<(), ClientError> {
         let offset = file.map_or(0, |(_, offset)| offset);
         let payload = Payload::default().words(&[32, 3]);
-        let asked = payload.longs(&[offset, address, bytes]).0;
+        let request = payload.longs(&[offset, address, bytes]).0;
         let fds: Vec<RawFd> = file.iter().map(|(fd, _)| fd.as_raw_fd()).collect();
-        self.ask(Command::DmaMap, &asked, &fds, 0).map(|_| ())
+        self.ask(Command::DmaMap, &request, &fds, 0).map(|_| ())
     }
 
     /// Takes memory back.
@@ -203,8 +203,8 @@ impl Client {
     /// When the server is gone or refuses.
     pub fn dma_unmap(&mut self, address: u64, bytes: u64) -> Result<(), ClientError> {
         let payload = Payload::default().words(&[24, 0]);
-        let asked = payload.longs(&[address, bytes]).0;
-        self.ask(Command::DmaUnmap, &asked, &[], 0).map(|_| ())
+        let request = payload.longs(&[address, bytes]).0;
+        self.ask(Command::DmaUnmap, &request, &[], 0).map(|_| ())
     }
 
     /// Has vectors from `start` on delivered by eventfds, one each.
@@ -265,8 +265,8 @@ impl Client {
         fds: &[RawFd],
     ) -> Result<(), ClientError> {
         let words = [20, flags, index, start, count];
-        let asked = Payload::default().words(&words).0;
-        self.ask(Command::SetIrqs, &asked, fds, 0).map(|_| ())
+        let request = Payload::default().words(&words).0;
+        self.ask(Command::SetIrqs, &request, fds, 0).map(|_| ())
     }
 
     /// Resets the device.

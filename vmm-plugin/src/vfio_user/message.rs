@@ -226,12 +226,12 @@ impl Default for Capabilities {
 
 /// Declared limit of descriptors per message: QEMU treats more as malformed. SOURCE: QEMU 11.1,
 /// hw/vfio-user/proxy.c, VFIO_USER_MAX_MAX_FDS.
-const SAID_FDS_MAX: u64 = 16;
+const ANNOUNCED_FDS_MAX: u64 = 16;
 
 impl Capabilities {
     /// Ours.
     pub(super) const OWN: Self = Self {
-        max_msg_fds: SAID_FDS_MAX,
+        max_msg_fds: ANNOUNCED_FDS_MAX,
         max_data_xfer_size: DATA_BYTES_MAX as u64,
         max_dma_maps: DMA_MAPS_MAX as u64,
         pgsizes: PAGE_BYTES,

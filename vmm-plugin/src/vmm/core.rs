@@ -164,7 +164,9 @@ impl<M: PageMap, R: Router> Core<M, R> {
         match link::obey(message, &self.gates, &self.gpu, &self.sender) {
             Ok(None) => Ok(true),
             Ok(Some(_)) => {
-                log::warn!("the daemon said what it says to others, or had said before");
+                log::warn!(
+                    "the daemon sent a message of another kind of tenant, or one that it had sent before"
+                );
                 Ok(false)
             }
             Err(Disobedience::Over) => Ok(false),

@@ -101,8 +101,8 @@ fn every_command_oversized() {
         let (stream, thread) = served();
         agreed(&stream);
         for command in [Command::RegionRead, Command::RegionWrite] {
-            let asked = whole(3, command, &words(&[0, 0, 0, count, 7]));
-            (&stream).write_all(&asked).unwrap();
+            let request = whole(3, command, &words(&[0, 0, 0, count, 7]));
+            (&stream).write_all(&request).unwrap();
             let (id, errno) = answer(&stream).unwrap();
             let served = command == Command::RegionRead && count == 5;
             assert_eq!((id, errno == 0), (3, served), "{command:?} of {count}");

@@ -17,7 +17,7 @@ fn window(from: u64, to: u64) -> Window {
 }
 
 /// The occupant of the compute engine, and finished and pending commands of A and B.
-fn look(occupant: Option<TenantId>, channels: &[(TenantId, u32, u32)]) -> Look {
+fn snapshot(occupant: Option<TenantId>, channels: &[(TenantId, u32, u32)]) -> ChannelSnapshot {
     let reading = |&(tenant, finished, pending): &(TenantId, u32, u32)| ChannelReading {
         tenant,
         channel: 0,
@@ -25,7 +25,7 @@ fn look(occupant: Option<TenantId>, channels: &[(TenantId, u32, u32)]) -> Look {
         stalls: 0,
         pending,
     };
-    Look {
+    ChannelSnapshot {
         occupants: vec![(GR, occupant)],
         channels: channels.iter().map(reading).collect(),
     }
@@ -48,7 +48,12 @@ fn phase() -> Usage {
 
 /// The unobserved part from 0 to 5,000 between two snapshots. In the poll phase after it A finishes
 /// 2 commands of 300 ns and B 4 of 100 ns.
-fn estimate(begin: Look, end: Look, suspended: &[TenantId], preemptible: bool) -> EngineUsage {
+fn estimate(
+    begin: ChannelSnapshot,
+    end: ChannelSnapshot,
+    suspended: &[TenantId],
+    preemptible: bool,
+) -> EngineUsage {
     let mut unobserved = Unobserved::new(GR, preemptible);
     unobserved.begin(begin, |tenant| suspended.contains(&tenant));
     unobserved.end(end.clone());
@@ -72,8 +77,8 @@ fn parts(usage: &EngineUsage) -> (u64, u64, u64, u64) {
 
 #[test]
 fn drained_commands_are_charged_to_their_owner() {
-    let begin = look(Some(A), &[(A, 0, 8), (B, 0, 0)]);
-    let end = look(None, &[(A, 8, 0), (B, 20, 0)]);
+    let begin = snapshot(Some(A), &[(A, 0, 8), (B, 0, 0)]);
+    let end = snapshot(None, &[(A, 8, 0), (B, 20, 0)]);
     // 8 x 300 and 20 x 100 ns; the rest is idle.
     assert_eq!(
         parts(&estimate(begin, end, &[], false)),
@@ -83,8 +88,8 @@ fn drained_commands_are_charged_to_their_owner() {
 
 #[test]
 fn charges_never_exceed_the_length() {
-    let begin = look(Some(A), &[(A, 0, 8), (B, 0, 0)]);
-    let end = look(None, &[(A, 10, 0), (B, 20, 0)]);
+    let begin = snapshot(Some(A), &[(A, 0, 8), (B, 0, 0)]);
+    let end = snapshot(None, &[(A, 10, 0), (B, 20, 0)]);
     let usage = estimate(begin, end, &[], false);
     let (a, b, idle, _) = parts(&usage);
     assert_eq!((a, b, idle), (3_000, 2_000, 0));
@@ -92,8 +97,8 @@ fn charges_never_exceed_the_length() {
 
 #[test]
 fn half_of_the_command_that_runs_at_the_end_is_charged_ahead() {
-    let begin = look(None, &[(A, 0, 0), (B, 0, 0)]);
-    let end = look(Some(A), &[(A, 2, 1), (B, 3, 0)]);
+    let begin = snapshot(None, &[(A, 0, 0), (B, 0, 0)]);
+    let end = snapshot(Some(A), &[(A, 2, 1), (B, 3, 0)]);
     assert_eq!(
         parts(&estimate(begin, end, &[], false)),
         (900, 300, 3_800, 4_700)
@@ -102,8 +107,8 @@ fn half_of_the_command_that_runs_at_the_end_is_charged_ahead() {
 
 #[test]
 fn a_queue_that_never_empties_leaves_no_idle_time() {
-    let begin = look(Some(A), &[(A, 0, 9), (B, 0, 0)]);
-    let end = look(Some(A), &[(A, 8, 1), (B, 10, 0)]);
+    let begin = snapshot(Some(A), &[(A, 0, 9), (B, 0, 0)]);
+    let end = snapshot(Some(A), &[(A, 8, 1), (B, 10, 0)]);
     let (a, b, idle, _) = parts(&estimate(begin.clone(), end.clone(), &[], false));
     assert_eq!((a + b, idle), (5_000, 0));
     assert!(a > 3_600 && a < 3_700, "2,700 to 1,000: {a}");
@@ -118,9 +123,9 @@ fn an_engine_that_is_hardly_idle_in_poll_phases_is_busy_in_between() {
     let mut observed = phase();
     observed.window = window(5_000, 6_000);
     observed.engines[0].idle_ns = Nanos::ZERO;
-    unobserved.begin(look(None, &[(A, 0, 0)]), |_| false);
-    unobserved.end(look(None, &[(A, 4, 0)]));
-    let after = look(None, &[(A, 6, 0)]);
+    unobserved.begin(snapshot(None, &[(A, 0, 0)]), |_| false);
+    unobserved.end(snapshot(None, &[(A, 4, 0)]));
+    let after = snapshot(None, &[(A, 6, 0)]);
     let usage = unobserved.charge(window(0, 5_000), &observed, &after);
     // 4 commands of 300 ns; nothing proves that it ran all the time.
     assert_eq!(parts(&usage.engines[0]), (5_000, 0, 0, 5_000));
@@ -128,8 +133,8 @@ fn an_engine_that_is_hardly_idle_in_poll_phases_is_busy_in_between() {
 
 #[test]
 fn a_tenant_alone_with_a_queue_that_never_empties_is_known_exactly() {
-    let begin = look(Some(A), &[(A, 0, 9), (B, 7, 0)]);
-    let end = look(Some(A), &[(A, 8, 1), (B, 7, 0)]);
+    let begin = snapshot(Some(A), &[(A, 0, 9), (B, 7, 0)]);
+    let end = snapshot(Some(A), &[(A, 8, 1), (B, 7, 0)]);
     let exact = (5_000, 0, 0, 0);
     assert_eq!(
         parts(&estimate(begin.clone(), end.clone(), &[], false)),
@@ -144,8 +149,8 @@ fn a_tenant_alone_with_a_queue_that_never_empties_is_known_exactly() {
 
 #[test]
 fn a_command_that_remains_on_the_engine_is_known_exactly() {
-    let begin = look(Some(A), &[(A, 3, 1), (B, 0, 2)]);
-    let end = look(Some(A), &[(A, 3, 1), (B, 0, 2)]);
+    let begin = snapshot(Some(A), &[(A, 3, 1), (B, 0, 2)]);
+    let end = snapshot(Some(A), &[(A, 3, 1), (B, 0, 2)]);
     assert_eq!(
         parts(&estimate(begin.clone(), end.clone(), &[], false)),
         (5_000, 0, 0, 0)
@@ -161,9 +166,9 @@ fn a_command_charged_ahead_is_not_charged_again() {
     for index in 0..3 {
         let from = index * period;
         let done = u32::from(index == 2);
-        let begin = look(Some(A), &[(A, 0, 1)]);
+        let begin = snapshot(Some(A), &[(A, 0, 1)]);
         let occupant = (index < 2).then_some(A);
-        let end = look(occupant, &[(A, done, 1 - done)]);
+        let end = snapshot(occupant, &[(A, done, 1 - done)]);
         let mut engine = EngineUsage::empty(GR);
         match occupant {
             Some(tenant) => engine.entry(tenant).used_ns = Nanos(1_000),
@@ -186,13 +191,13 @@ fn a_command_charged_ahead_is_not_charged_again() {
 
 #[test]
 fn a_tenant_with_unknown_get_is_charged_its_portion_of_poll_phases() {
-    let unknown = |mut poll: Look| {
+    let unknown = |mut poll: ChannelSnapshot| {
         poll.channels
             .iter_mut()
             .for_each(|channel| channel.finished = None);
         poll
     };
-    let begin = || unknown(look(Some(A), &[(A, 0, 1), (B, 0, 1)]));
+    let begin = || unknown(snapshot(Some(A), &[(A, 0, 1), (B, 0, 1)]));
     assert_eq!(
         parts(&estimate(begin(), begin(), &[], false)),
         (1_500, 1_000, 2_500, 4_000)
@@ -205,22 +210,22 @@ fn a_tenant_with_unknown_get_is_charged_its_portion_of_poll_phases() {
 
 #[test]
 fn what_is_unknown_of_a_channel_is_unknown_of_its_tenant() {
-    let before = look(None, &[(A, 5, 0), (B, 5, 0)]);
-    let count = |end: &Look| before.finished_until(end);
-    assert_eq!(count(&look(None, &[(A, 7, 0), (B, 6, 0)])), Some(3));
+    let before = snapshot(None, &[(A, 5, 0), (B, 5, 0)]);
+    let count = |end: &ChannelSnapshot| before.finished_until(end);
+    assert_eq!(count(&snapshot(None, &[(A, 7, 0), (B, 6, 0)])), Some(3));
     assert_eq!(
-        count(&look(None, &[(A, 4, 0), (B, 6, 0)])),
+        count(&snapshot(None, &[(A, 4, 0), (B, 6, 0)])),
         None,
         "opened anew"
     );
-    assert_eq!(count(&look(None, &[(A, 7, 0)])), None, "closed");
-    let opened = Look::default().finished_until(&before);
+    assert_eq!(count(&snapshot(None, &[(A, 7, 0)])), None, "closed");
+    let opened = ChannelSnapshot::default().finished_until(&before);
     assert_eq!(opened, Some(10), "all since it was opened");
-    let wrapped = look(None, &[(A, u32::MAX, 0)]).finished_until(&look(None, &[(A, 1, 0)]));
+    let wrapped = snapshot(None, &[(A, u32::MAX, 0)]).finished_until(&snapshot(None, &[(A, 1, 0)]));
     assert_eq!(wrapped, Some(2));
 }
 
-fn any_look() -> impl Strategy<Value = Look> {
+fn any_snapshot() -> impl Strategy<Value = ChannelSnapshot> {
     let occupant = || prop::option::of((0u32..4).prop_map(TenantId));
     let finished = prop::option::of(prop_oneof![0u32..50, any::<u32>()]);
     let channel = (0u32..4, 0u32..3, finished, 0u32..3, 0u32..9);
@@ -236,7 +241,7 @@ fn any_look() -> impl Strategy<Value = Look> {
         let mut channels: Vec<_> = channels.into_iter().map(reading).collect();
         channels.sort_by_key(|c| (c.tenant, c.channel));
         channels.dedup_by_key(|c| (c.tenant, c.channel));
-        Look {
+        ChannelSnapshot {
             occupants: vec![(GR, compute), (COPY, copy)],
             channels,
         }
@@ -273,7 +278,7 @@ impl Timeline {
         self.commands.iter().find(runs).map(|command| command.0)
     }
 
-    fn look(&self, at: u64) -> Look {
+    fn snapshot(&self, at: u64) -> ChannelSnapshot {
         let reading = |tenant| {
             let own = || self.commands.iter().filter(move |c| c.0 == tenant);
             let finished = own().filter(|c| c.3 <= at).count();
@@ -284,7 +289,7 @@ impl Timeline {
                 (announced - finished.min(announced)) as u32,
             )
         };
-        look(
+        snapshot(
             self.occupant(at),
             &[0, 1, 2].map(|id| reading(TenantId(id))),
         )
@@ -307,7 +312,7 @@ proptest! {
     /// Law 1 holds, and the bound is at most the length, for any values from hardware and guests.
     #[test]
     fn any_input_is_conserved(
-        periods in prop::collection::vec((any_look(), any_look(), any_look(), 0u64..1 << 40,
+        periods in prop::collection::vec((any_snapshot(), any_snapshot(), any_snapshot(), 0u64..1 << 40,
             prop::collection::vec((0u32..4, 0u64..1 << 20), 0..5)), 1..12),
         preemptible: bool, suspended in 0u32..4,
     ) {
@@ -347,13 +352,13 @@ proptest! {
         let mut from = 0;
         for (nonpoll, poll, step) in cuts {
             let (begin, end) = (from + nonpoll, from + nonpoll + poll);
-            unobserved.begin(timeline.look(from), |_| false);
-            unobserved.end(timeline.look(begin));
+            unobserved.begin(timeline.snapshot(from), |_| false);
+            unobserved.end(timeline.snapshot(begin));
             for at in (begin..end).step_by(step as usize) {
                 let occupant = timeline.occupant(at);
                 meter.observe(Observation::Sample(GR, Sample { at: Moment(at), occupant }));
             }
-            let after = timeline.look(end);
+            let after = timeline.snapshot(end);
             meter.sampled(unobserved.finished_in_phase(&after), Nanos(step));
             let observed = meter.close(window(begin, end));
             let estimated = unobserved.charge(window(from, begin), &observed, &after);

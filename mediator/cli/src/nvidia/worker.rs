@@ -21,13 +21,13 @@ use turnstile_abi::{
 use turnstile_accounting::{AccountId, Nanos, TenantId};
 use turnstile_daemon::{Daemon, DaemonConfig, HostConfig};
 use turnstile_gpu::Allocation;
+use turnstile_gpu::plain::{PlainChannel, PlainVm};
 use turnstile_images::{KERNELS, Misbehaviour, Outcome, Report, Workload};
 use turnstile_nvidia::commands::watchdog_command;
 use turnstile_nvidia::notify::Listener;
 use turnstile_nvidia::probe;
 use turnstile_nvidia::sharing::SharedGpu;
 use turnstile_nvidia::worker::{self, Worker, WorkerConfig};
-use turnstile_soft::plain::{PlainChannel, PlainVm};
 use turnstile_vmm::vmm::{self, VmConfig};
 
 /// Arguments of `nvidia-worker`.

@@ -7,10 +7,12 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 use turnstile_accounting::meter::{Case, WorkedMeter};
-use turnstile_accounting::{EngineId, Moment, Nanos, Seen, SwitchEvent, TenantId, Window};
+use turnstile_accounting::{EngineId, Moment, Nanos, Seen, TenantId, Window};
 use turnstile_gpu::{
-    Allocation, COMPUTE, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, Look,
-    MemoryEvent, MoveError, MoveOrder, ProgramRefusal, Refusal, TenantResources, Untracked,
+    Allocation, COMPUTE, Capabilities, ChannelActivity, ChannelConfig, Channels, DoorbellChange,
+    EngineReading, EngineStatus, Gpu, Memory, MemoryEvent, Metering, MoveError, MoveOrder, Order,
+    ProgramEvent, ProgramRefusal, Refusal, Report, Suspension, TenantMemory, TenantResources,
+    Untracked,
 };
 use turnstile_nvidia::programs::{Backing, Grant, ProgramMemory, ProgramPlace};
 use turnstile_nvidia::sharing::{Holds, Reason};
@@ -103,8 +105,8 @@ impl FakeGpu {
         match (&self.moves, held) {
             (Some(moves), Some(true)) => moves.suspend(tenant),
             (Some(moves), Some(false)) => moves.resume(tenant),
-            (None, Some(true)) => self.soft.suspend(tenant),
-            (None, Some(false)) => self.soft.resume(tenant),
+            (None, Some(true)) => self.soft.carry_out(&[Order::Suspend(tenant)]),
+            (None, Some(false)) => self.soft.carry_out(&[Order::Resume(tenant)]),
             (_, None) => {}
         }
     }
@@ -124,37 +126,66 @@ impl Drop for FakeGpu {
 }
 
 impl Gpu for FakeGpu {
-    fn add_program(
-        &self,
-        tenant: TenantId,
-        root: u32,
-        memory_max_bytes: Option<u64>,
-    ) -> Result<(), ProgramRefusal> {
-        self.memory.add(tenant, memory_max_bytes);
-        if let Some(moves) = &self.moves {
-            moves.add(tenant, root, &self.memory);
-        }
-        self.tenants.lock().unwrap().insert(tenant);
-        self.record(GpuCall::Program(tenant, root));
-        Ok(())
+    fn capabilities(&self) -> Capabilities {
+        // It divides its engine by itself, as an NVIDIA GPU does.
+        let capabilities = Capabilities {
+            engine_holds: true,
+            demand: true,
+            time_slices: true,
+            memory_held: false,
+            move_window_bytes: 16 << 20,
+            follows_guest_memory: false,
+            ..self.soft.capabilities()
+        };
+        let moves = self.moves.as_ref();
+        moves.map_or(capabilities, |moves| moves.capabilities(capabilities))
     }
-    fn program_memory(&self, tenant: TenantId, connection: OwnedFd) -> Result<(), String> {
-        self.memory.connect(tenant, connection)
-    }
-    fn program_changed(&self, tenant: TenantId, pid: u32, changes: &[ObjectChange]) {
-        for change in changes {
-            self.record(GpuCall::Changed(tenant, pid, *change));
-        }
-    }
-    fn program_exited(&self, tenant: TenantId, pid: u32) {
-        self.record(GpuCall::Exited(tenant, pid));
-    }
-    fn untracked(&self) -> Vec<Untracked> {
-        vec![Untracked {
+    fn report(&self) -> Report {
+        let init = Untracked {
             pid: 1,
             name: "init".into(),
             switches: 3,
-        }]
+        };
+        Report {
+            untracked: vec![init],
+            ..Report::default()
+        }
+    }
+}
+
+impl Channels for FakeGpu {
+    fn program(&self, tenant: TenantId, event: ProgramEvent<'_>) -> Result<(), ProgramRefusal> {
+        match event {
+            ProgramEvent::Started {
+                root,
+                memory_max_bytes,
+            } => {
+                self.memory.add(tenant, memory_max_bytes);
+                if let Some(moves) = &self.moves {
+                    moves.add(tenant, root, &self.memory);
+                }
+                self.tenants.lock().unwrap().insert(tenant);
+                self.record(GpuCall::Program(tenant, root));
+            }
+            ProgramEvent::Memory(connection) => {
+                let connected = self.memory.connect(tenant, connection);
+                connected.map_err(ProgramRefusal::Refused)?;
+            }
+            ProgramEvent::Changed { pid, changes } => {
+                for change in changes {
+                    self.record(GpuCall::Changed(tenant, pid, *change));
+                }
+            }
+            ProgramEvent::Exited { pid } => self.record(GpuCall::Exited(tenant, pid)),
+        }
+        Ok(())
+    }
+    fn create_context(
+        &self,
+        tenant: TenantId,
+        resources: TenantResources,
+    ) -> Result<File, Refusal> {
+        self.soft.create_context(tenant, resources)
     }
     fn destroy_context(&self, tenant: TenantId) {
         self.record(GpuCall::Left(tenant));
@@ -166,57 +197,11 @@ impl Gpu for FakeGpu {
         }
         self.soft.destroy_context(tenant);
     }
-
-    fn capabilities(&self) -> Capabilities {
-        // It divides its engine by itself, as an NVIDIA GPU does.
-        let capabilities = Capabilities {
-            engine_holds: true,
-            demand: true,
-            time_slices: true,
-            move_window_bytes: 16 << 20,
-            follows_guest_memory: false,
-            ..self.soft.capabilities()
-        };
-        let moves = self.moves.as_ref();
-        moves.map_or(capabilities, |moves| moves.capabilities(capabilities))
-    }
-    fn is_quiet(&self, tenant: TenantId) -> bool {
-        let moves = self.moves.as_ref();
-        moves.is_some_and(|moves| moves.sets.is_still(tenant))
-    }
-    fn move_memory(&self, order: MoveOrder) -> Result<(), MoveError> {
-        let moves = self.moves.as_ref().ok_or(MoveError::Unsupported)?;
-        moves.sets.order(order)
-    }
-    fn read_memory_events(&self, events: &mut Vec<MemoryEvent>) {
-        if let Some(moves) = &self.moves {
-            moves.sets.read_events(events);
-        }
-    }
-    fn now(&self) -> Moment {
-        self.soft.now()
-    }
-    fn create_context(
-        &self,
-        tenant: TenantId,
-        resources: TenantResources,
-    ) -> Result<File, Refusal> {
-        self.soft.create_context(tenant, resources)
-    }
     fn open_channel(&self, tenant: TenantId, config: ChannelConfig) -> Result<u32, Refusal> {
         self.soft.open_channel(tenant, config)
     }
     fn close_channel(&self, tenant: TenantId, channel: u32) -> Result<(), Refusal> {
         self.soft.close_channel(tenant, channel)
-    }
-    fn allocate(&self, tenant: TenantId, bytes: u64) -> Result<Allocation, Refusal> {
-        self.soft.allocate(tenant, bytes)
-    }
-    fn free(&self, tenant: TenantId, va: u64) -> Result<(), Refusal> {
-        self.soft.free(tenant, va)
-    }
-    fn memory_free_bytes(&self, tenant: TenantId) -> u64 {
-        self.soft.memory_free_bytes(tenant)
     }
     fn load_module(
         &self,
@@ -237,11 +222,56 @@ impl Gpu for FakeGpu {
     ) -> Result<(u32, u32), Refusal> {
         self.soft.find_function(tenant, module, name)
     }
+    fn doorbells_changed(&self, tenant: TenantId, change: DoorbellChange) {
+        self.soft.doorbells_changed(tenant, change);
+    }
+}
+
+impl Suspension for FakeGpu {
+    fn carry_out(&self, orders: &[Order]) {
+        for order in orders {
+            match *order {
+                Order::Hold(tenant, _) => self.hold_for(tenant, Reason::Rule, true),
+                Order::Release(tenant, _) => self.hold_for(tenant, Reason::Rule, false),
+                Order::Suspend(tenant) => self.hold_for(tenant, Reason::Memory, true),
+                Order::Resume(tenant) => self.hold_for(tenant, Reason::Memory, false),
+                Order::Slice(..) => {}
+            }
+        }
+    }
+    fn is_quiet(&self, tenant: TenantId) -> bool {
+        let moves = self.moves.as_ref();
+        moves.is_some_and(|moves| moves.sets.is_still(tenant))
+    }
+}
+
+impl Memory for FakeGpu {
+    fn allocate(&self, tenant: TenantId, bytes: u64) -> Result<Allocation, Refusal> {
+        self.soft.allocate(tenant, bytes)
+    }
+    fn free(&self, tenant: TenantId, va: u64) -> Result<(), Refusal> {
+        self.soft.free(tenant, va)
+    }
+    fn memory(&self, tenant: TenantId) -> TenantMemory {
+        self.soft.memory(tenant)
+    }
+    fn move_memory(&self, order: MoveOrder) -> Result<(), MoveError> {
+        let moves = self.moves.as_ref().ok_or(MoveError::Unsupported)?;
+        moves.sets.order(order)
+    }
+    fn read_memory_events(&self, events: &mut Vec<MemoryEvent>) {
+        if let Some(moves) = &self.moves {
+            moves.sets.read_events(events);
+        }
+    }
+}
+
+impl Metering for FakeGpu {
+    fn now(&self) -> Moment {
+        self.soft.now()
+    }
     fn engine_status(&self, engine: EngineId) -> EngineStatus {
         self.soft.engine_status(engine)
-    }
-    fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool {
-        self.soft.read_events(events)
     }
     fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>) {
         match &self.moves {
@@ -249,38 +279,24 @@ impl Gpu for FakeGpu {
             None => self.soft.activity(tenant, channels),
         }
     }
-    fn read_look(&self, look: &mut Look) {
-        let last = std::mem::replace(&mut look.at, self.soft.now());
-        look.seen.clear();
+    fn read(&self, reading: &mut EngineReading) {
+        let last = std::mem::replace(&mut reading.at, self.soft.now());
+        reading.tenants.clear();
         for tenant in &*self.tenants.lock().unwrap() {
             let mut channels = Vec::new();
             self.activity(*tenant, &mut channels);
-            look.seen.push(Seen {
+            reading.tenants.push(Seen {
                 tenant: *tenant,
                 has_work: channels.iter().any(|channel| channel.pending > 0),
                 idle: Nanos::ZERO,
             });
         }
         let mut meter = WorkedMeter::new(COMPUTE);
-        if last > Moment(0) && look.at > last {
-            let window = Window::starting(last, look.at.since(last));
-            look.windows
+        if last > Moment(0) && reading.at > last {
+            let window = Window::starting(last, reading.at.since(last));
+            reading
+                .windows
                 .push(meter.close(window, None, Case::default()));
         }
-    }
-    fn hold(&self, tenant: TenantId, _: EngineId, held: bool) {
-        self.hold_for(tenant, Reason::Rule, held);
-    }
-    fn suspend(&self, tenant: TenantId) {
-        self.hold_for(tenant, Reason::Memory, true);
-    }
-    fn resume(&self, tenant: TenantId) {
-        self.hold_for(tenant, Reason::Memory, false);
-    }
-    fn ring(&self, tenant: TenantId) {
-        self.soft.ring(tenant);
-    }
-    fn set_unwatched(&self, tenant: TenantId, open: bool) {
-        self.soft.set_unwatched(tenant, open);
     }
 }

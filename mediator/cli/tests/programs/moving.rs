@@ -154,7 +154,7 @@ impl Moves {
 
     pub(crate) fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>) {
         if let Some(engine) = self.engines.lock().unwrap().get_mut(&tenant) {
-            let wants = engine.poll() || self.sets.asks(tenant);
+            let wants = engine.poll() || self.sets.has_request(tenant);
             channels.push(ChannelActivity {
                 channel: 0,
                 pending: wants.into(),

@@ -11,7 +11,7 @@ fn from(text: &str) -> Result<Effective, ConfigError> {
     layers.finish()
 }
 
-fn told(text: &str) -> String {
+fn refusal(text: &str) -> String {
     from(text).unwrap_err().to_string()
 }
 
@@ -95,8 +95,8 @@ fn without_a_word_all_is_as_by_default() {
 #[test]
 fn unknown_key_error_gives_the_line_and_the_nearest_key() {
     let text = "[ledger]\nwindow_ms = 60\nwindw_ms = 61\n\n[lodger]\npath = \"x\"\n[gpu]\nweight = 3\nlink_mb_s = 3";
-    let told = told(text);
-    let lines: Vec<&str> = told.lines().collect();
+    let refusal = refusal(text);
+    let lines: Vec<&str> = refusal.lines().collect();
     assert_eq!(
         lines,
         [
@@ -111,33 +111,34 @@ fn unknown_key_error_gives_the_line_and_the_nearest_key() {
 #[test]
 fn each_invalid_setting_is_reported_with_its_location() {
     assert!(
-        told("[ledger]\nwindow_ms = \"x\"").starts_with("t.toml:2: ledger.window_ms = \"x\": ")
+        refusal("[ledger]\nwindow_ms = \"x\"").starts_with("t.toml:2: ledger.window_ms = \"x\": ")
     );
     assert!(
-        told("[ledger]\nwindow_ms = 0").starts_with("t.toml:2: ledger.window_ms: 0 is not within")
+        refusal("[ledger]\nwindow_ms = 0")
+            .starts_with("t.toml:2: ledger.window_ms: 0 is not within")
     );
     assert_eq!(
-        told("\nledger = 3"),
+        refusal("\nledger = 3"),
         "t.toml:2: ledger is a section, not a key"
     );
-    assert!(told("[gpu]\nkind = \"amd\"").contains("`nvidia`"));
-    assert!(told("[gpu]\nkind = ").starts_with("t.toml:2: "));
-    assert!(told("[gpu]\nindex = 1\nindex = 2").starts_with("t.toml:3: "));
-    assert!(told("[api]\noperators = [\"root\"]").contains("\"root\" is no principal"));
-    assert!(told("[api]\nlisten = \"0.0.0.0:443\"").contains("mutual TLS alone"));
-    assert!(told("[metrics]\nlisten = \"10.0.0.1:9400\"").contains("loopback"));
-    assert!(told("[scheduling]\npolicy = \"best\"").contains("dfq"));
+    assert!(refusal("[gpu]\nkind = \"amd\"").contains("`nvidia`"));
+    assert!(refusal("[gpu]\nkind = ").starts_with("t.toml:2: "));
+    assert!(refusal("[gpu]\nindex = 1\nindex = 2").starts_with("t.toml:3: "));
+    assert!(refusal("[api]\noperators = [\"root\"]").contains("\"root\" is no principal"));
+    assert!(refusal("[api]\nlisten = \"0.0.0.0:443\"").contains("mutual TLS alone"));
+    assert!(refusal("[metrics]\nlisten = \"10.0.0.1:9400\"").contains("loopback"));
+    assert!(refusal("[scheduling]\npolicy = \"best\"").contains("dfq"));
     let mut layers = Layers::new();
     layers.variables([("TURNSTILE_LEDGER_PTAH".into(), "/x".into())].into_iter());
     layers.assignment("ledger.window_ms");
     layers.option("--weight", "scheduling.default_weight", Some(-1));
-    let told = layers.finish().unwrap_err().to_string();
+    let refusal = layers.finish().unwrap_err().to_string();
     assert!(
-        told.contains("TURNSTILE_LEDGER_PTAH: no such key; did you mean TURNSTILE_LEDGER_PATH?")
+        refusal.contains("TURNSTILE_LEDGER_PTAH: no such key; did you mean TURNSTILE_LEDGER_PATH?")
     );
     assert!(
-        told.contains("SECTION.KEY=VALUE")
-            && told.contains("--weight: scheduling.default_weight = -1")
+        refusal.contains("SECTION.KEY=VALUE")
+            && refusal.contains("--weight: scheduling.default_weight = -1")
     );
 }
 
@@ -168,8 +169,8 @@ proptest! {
 
     #[test]
     fn principal_text_round_trips(text in "(uid|gid):[0-9]{1,9}|(user|group|cert):[a-z ]{1,9}") {
-        let who: Principal = text.parse().unwrap();
-        prop_assert_eq!(who.to_string().parse::<Principal>(), Ok(who));
+        let principal: Principal = text.parse().unwrap();
+        prop_assert_eq!(principal.to_string().parse::<Principal>(), Ok(principal));
     }
 }
 
@@ -230,15 +231,17 @@ fn accounts_are_read_in_their_order_and_refused_with_their_name() {
     let shown = from(&effective.to_toml()).unwrap();
     assert_eq!(shown.config.account, effective.config.account);
 
-    let twice = told("[[account]]\nname = \"a\"\n[[account]]\nname = \"a\"\n");
+    let twice = refusal("[[account]]\nname = \"a\"\n[[account]]\nname = \"a\"\n");
     assert_eq!(twice, "t.toml:1: account: a is there twice");
-    assert!(told("[[account]]\nweight = 7\n").contains("account: \"\": a name has"));
-    assert!(told("[[account]]\nname = \"a\"\nquota = \"7\"\n").contains("no part of the engine"));
+    assert!(refusal("[[account]]\nweight = 7\n").contains("account: \"\": a name has"));
     assert!(
-        told("[[account]]\nname = \"a\"\nmatch = [\"ä\"]\n").contains("matches no tenant name")
+        refusal("[[account]]\nname = \"a\"\nquota = \"7\"\n").contains("no part of the engine")
     );
-    assert!(told("[[account]]\nname = \"a\"\nweigth = 7\n").contains("weigth"));
-    assert!(told("[account]\nname = \"a\"\n").starts_with("t.toml:1: account"));
+    assert!(
+        refusal("[[account]]\nname = \"a\"\nmatch = [\"ä\"]\n").contains("matches no tenant name")
+    );
+    assert!(refusal("[[account]]\nname = \"a\"\nweigth = 7\n").contains("weigth"));
+    assert!(refusal("[account]\nname = \"a\"\n").starts_with("t.toml:1: account"));
 }
 
 #[test]

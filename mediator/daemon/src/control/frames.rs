@@ -33,7 +33,7 @@ impl Control {
             if matches!(session.role, Some(Role::Starting)) {
                 return;
             }
-            let heard = match session.reader.read::<ToDaemon>(&session.stream) {
+            let received = match session.reader.read::<ToDaemon>(&session.stream) {
                 Ok(Read::WouldBlock) => return,
                 Ok(Read::End) => {
                     self.end(number, ops, None);
@@ -43,7 +43,7 @@ impl Control {
                 Err(WireError::TooManyFds) => Err(SessionError::Descriptors),
                 Err(error) => Err(error.into()),
             };
-            if let Err(error) = heard {
+            if let Err(error) = received {
                 self.end(number, ops, Some(&error));
                 return;
             }

@@ -55,7 +55,7 @@ pub(super) enum SessionError {
     #[error(transparent)]
     Wire(#[from] WireError),
     #[error(
-        "it said something else before its greeting, greeted twice, or said what the other kind of tenant says"
+        "it sent another message before its greeting, greeted twice, or sent a message of the other kind of tenant"
     )]
     OutOfOrder,
     #[error("the launcher sent too many changes at once")]

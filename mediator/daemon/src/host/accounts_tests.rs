@@ -38,7 +38,7 @@ fn admit(host: &Arc<Host>, uid: u32, name: &str, weight: Option<u32>) -> Result<
     match (taken, frame.message) {
         (Ok((tenant, ..)), ToVmm::Welcome { .. }) => Ok(tenant),
         (Err(_), ToVmm::Refused { text }) => Err(text),
-        (taken, told) => panic!("{taken:?} and {told:?}"),
+        (taken, reported) => panic!("{taken:?} and {reported:?}"),
     }
 }
 
@@ -143,7 +143,7 @@ fn configuration_maps_names_and_an_entry_of_the_api_changes_its_terms() {
 }
 
 #[test]
-fn users_are_looked_up_and_unknown_ones_refused() {
+fn users_are_resolved_and_unknown_ones_refused() {
     let of = |user: &str| {
         let user = Some(user.to_owned());
         resolve(Entry {

@@ -12,15 +12,15 @@ use turnstile_gpu::Gpu;
 use turnstile_mediation::{COMPUTE, Mediation};
 
 /// Minimum time between two log lines about refused allocations, which guests cause.
-const TELL_EVERY: Nanos = Nanos::from_ms(10_000);
+const LOG_INTERVAL: Nanos = Nanos::from_ms(10_000);
 
 /// Memory of one GPU.
 #[derive(Debug)]
 pub(crate) struct Memory {
     keeper: MemoryKeeper,
     /// Refused allocations that were not logged yet, and the time of the latest log line.
-    untold: u64,
-    told: Option<Moment>,
+    unlogged: u64,
+    logged_at: Option<Moment>,
 }
 
 impl Memory {
@@ -28,8 +28,8 @@ impl Memory {
     pub(crate) fn of(gpu: &dyn Gpu) -> Option<Self> {
         Some(Self {
             keeper: MemoryKeeper::of(gpu)?,
-            untold: 0,
-            told: None,
+            unlogged: 0,
+            logged_at: None,
         })
     }
 
@@ -131,15 +131,17 @@ impl Memory {
         for (tenant, bytes, took) in &news.charged {
             mediation.charge_moved(*tenant, *bytes, *took);
         }
-        self.untold += news.refused.len() as u64;
-        let due = self.told.is_none_or(|at| now.since(at) >= TELL_EVERY);
+        self.unlogged += news.refused.len() as u64;
+        let due = self
+            .logged_at
+            .is_none_or(|at| now.since(at) >= LOG_INTERVAL);
         if let Some((tenant, bytes)) = news.refused.last().filter(|_| due) {
             log::warn!(
                 "{tenant} was refused {bytes} bytes of GPU memory: GPU and host pool have no more room ({} such refusals since the last line)",
-                self.untold
+                self.unlogged
             );
-            self.untold = 0;
-            self.told = Some(now);
+            self.unlogged = 0;
+            self.logged_at = Some(now);
         }
     }
 

@@ -18,8 +18,8 @@ use crate::host::settings::Brought;
 use crate::tenant::gates::GateBook;
 use crate::tenant::pages::StatusPage;
 use turnstile_gpu::Suspend;
+use turnstile_gpu::plain::PlainVm;
 use turnstile_host::process::Identity;
-use turnstile_soft::plain::PlainVm;
 use turnstile_soft::{SoftConfig, SoftGpu};
 
 const CARD_CHUNKS: u64 = 8;

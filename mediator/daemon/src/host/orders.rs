@@ -5,8 +5,8 @@
 
 use turnstile_abi::regs::status;
 use turnstile_accounting::{Moment, TenantId};
-use turnstile_gpu::Gpu;
-use turnstile_mediation::{Control, GateOrder, HoldOrder};
+use turnstile_gpu::{DoorbellChange, Gpu, Order};
+use turnstile_mediation::{Control, GateOrder};
 use turnstile_policies::Weight;
 
 use super::memory::Memory;
@@ -18,35 +18,21 @@ impl State {
     /// Moves VMs' gates, then suspends or resumes queued work.
     pub(crate) fn carry_out(&mut self, gpu: &dyn Gpu, orders: &[GateOrder]) {
         let orders = orders.iter().filter_map(|order| self.gates(gpu, *order));
-        let mut orders: Vec<(TenantId, bool)> = orders.collect();
+        let mut orders: Vec<Order> = orders.collect();
         if self.mediation.control() == Control::Holds {
             // Gates are watched or open: what is queued is the dispatcher's.
             orders.clear();
         }
-        for HoldOrder {
-            tenant,
-            engine,
-            held,
-        } in self.mediation.take_holds()
-        {
-            gpu.hold(tenant, engine, held);
-        }
-        for (tenant, suspended) in orders {
-            if suspended {
-                gpu.suspend(tenant);
-            } else {
-                gpu.resume(tenant);
-            }
+        let mut all = self.mediation.take_gpu_orders();
+        all.extend(orders);
+        if !all.is_empty() {
+            gpu.carry_out(&all);
         }
     }
 
     /// Moves a VM's gates; a program has channels of its own only. Returns whether the tenant is to
     /// be suspended or resumed, if either.
-    fn gates(
-        &mut self,
-        gpu: &dyn Gpu,
-        GateOrder { tenant, state }: GateOrder,
-    ) -> Option<(TenantId, bool)> {
+    fn gates(&mut self, gpu: &dyn Gpu, GateOrder { tenant, state }: GateOrder) -> Option<Order> {
         let entry = self.tenants.get_mut(&tenant)?;
         log::trace!("{tenant}: {state:?}");
         if let Some((vm, vmm)) = entry.vm() {
@@ -56,13 +42,15 @@ impl State {
                     vmm.send_move(request);
                 }
             }
-            gpu.set_unwatched(tenant, vm.gates.any_open());
+            gpu.doorbells_changed(tenant, DoorbellChange::AnyOpen(vm.gates.any_open()));
         }
-        let suspended = state == turnstile_vmm::gate::GateState::Closed;
+        if state == turnstile_vmm::gate::GateState::Closed {
+            return Some(Order::Suspend(tenant));
+        }
         // A tenant is not resumed before all of its memory is on the card.
         let lacks = |memory: &Memory| !memory.may_run(tenant);
-        let stays = !suspended && self.memory.as_ref().is_some_and(lacks);
-        (!stays).then_some((tenant, suspended))
+        let stays = self.memory.as_ref().is_some_and(lacks);
+        (!stays).then_some(Order::Resume(tenant))
     }
 
     pub(super) fn write_status(&mut self, gpu: &dyn Gpu, at: Moment) {

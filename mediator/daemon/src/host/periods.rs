@@ -7,7 +7,7 @@ use turnstile_accounting::meter::ChannelReading;
 use turnstile_accounting::{
     DemandEvent, Ledger, LedgerError, Moment, SwitchEvent, TenantId, Usage,
 };
-use turnstile_gpu::{ChannelActivity, LOOKS, Look, Suspend};
+use turnstile_gpu::{ChannelActivity, EngineReading, READINGS, Suspend};
 use turnstile_mediation::{Activity, Control, GateOrder};
 use turnstile_policies::policy_by_name;
 
@@ -69,38 +69,39 @@ impl Host {
         state.carry_out(&*self.gpu, &orders);
     }
 
-    /// Polls an engine that divides its time by itself, and carries out the orders of the rule.
-    /// Returns when the next poll is due.
-    pub(crate) fn look(&self, look: &mut Look, channels: &mut Vec<ChannelActivity>) -> Moment {
+    /// Takes a reading of an engine that divides its time by itself, and carries out the orders of
+    /// the rule. Returns when the next reading is due.
+    pub(crate) fn poll(
+        &self,
+        reading: &mut EngineReading,
+        channels: &mut Vec<ChannelActivity>,
+    ) -> Moment {
         let mut state = self.lock();
-        let looked = state.mediation.look(look);
-        if log::log_enabled!(target: LOOKS, log::Level::Trace) {
-            for seen in &look.seen {
+        let polled = state.mediation.poll(reading);
+        if log::log_enabled!(target: READINGS, log::Level::Trace) {
+            for seen in &reading.tenants {
                 let owed = state.mediation.owed(seen.tenant);
                 let admitted = state.mediation.admitted(seen.tenant);
-                let (at, tenant) = (look.at.0, seen.tenant.0);
+                let (at, tenant) = (reading.at.0, seen.tenant.0);
                 let work = u8::from(seen.has_work);
-                log::trace!(target: LOOKS, "state {at} {tenant} {work} {admitted} {owed:?}");
+                log::trace!(target: READINGS, "state {at} {tenant} {work} {admitted} {owed:?}");
             }
-            for window in &look.windows {
+            for window in &reading.windows {
                 let to = window.usage.window.to().0;
                 for reading in &window.readings {
                     let tenant = reading.tenant.0;
                     let (worked, resident) = (reading.worked, reading.resident);
-                    log::trace!(target: LOOKS, "window {to} {tenant} {worked:?} {resident:?}");
+                    log::trace!(target: READINGS, "window {to} {tenant} {worked:?} {resident:?}");
                 }
             }
         }
-        state.carry_out(&*self.gpu, &looked.gates);
-        for (tenant, slice) in looked.slices {
-            self.gpu.set_slice(tenant, slice);
-        }
+        state.carry_out(&*self.gpu, &polled.gates);
         drop(state);
-        look.exact = looked.exact;
-        for window in look.windows.drain(..) {
+        reading.exact = polled.exact;
+        for window in reading.windows.drain(..) {
             self.period_end(None, window.usage, None, channels);
         }
-        looked.next
+        polled.next
     }
 
     /// Whether the policy takes what the engines do, and not only the usage of periods.
@@ -115,7 +116,7 @@ impl Host {
     }
 
     /// Whether held tenants have to be polled within a period: the GPU gives no notice of them.
-    pub(crate) fn looks_at_held(&self) -> bool {
+    pub(crate) fn polls_held(&self) -> bool {
         let state = self.lock();
         state.mediation.control() == Control::Gates && state.mediation.held().next().is_some()
     }
@@ -169,14 +170,13 @@ impl Host {
     pub(crate) fn period_end(
         &self,
         extrapolated: Option<Usage>,
-        mut observed: Usage,
+        observed: Usage,
         truth: Option<Usage>,
         channels: &mut Vec<ChannelActivity>,
     ) {
         let mut state = self.lock();
         let state = &mut *state;
         let end = observed.window.to();
-        observed.copied = self.gpu.take_copied();
         if let Some(usage) = truth {
             let kept = 1;
             let ledger = state
@@ -242,7 +242,7 @@ impl Host {
         for tenant in state.tenants.values_mut() {
             tenant.peer.flush();
         }
-        state.told.look(end, || self.gpu.untracked());
+        state.untracked.check(end, || self.gpu.report().untracked);
         let due = |gone: &mut Leaving| end.since(gone.left) >= SETTLE_AFTER;
         let settled: Vec<Leaving> = state.leaving.extract_if(.., due).collect();
         for Leaving {

@@ -245,6 +245,7 @@ impl Recorder {
                 backlogged: false,
                 memory_bytes: None,
             });
+        let held = gpu.capabilities().memory_held;
         let standings: Vec<Standing<'_>> = tenants
             .iter()
             .map(|(tenant, entry)| Standing {
@@ -263,7 +264,7 @@ impl Recorder {
                 held_total_ns: mediation.ledger().held_ns(*tenant)
                     + mediation.held_now(*tenant, end),
                 backlogged: mediation.backlogged(*tenant),
-                memory_bytes: gpu.memory_held_bytes(*tenant),
+                memory_bytes: held.then(|| gpu.memory(*tenant).held_bytes),
             })
             .chain(arriving)
             .collect();

@@ -76,7 +76,7 @@ pub enum SettingsError {
     Immovable,
     /// memory.max cannot be enforced.
     #[error("This GPU does not tell how much memory a tenant has, so memory.max cannot be set")]
-    Untold,
+    UnknownHeld,
     /// The limits do not fit.
     #[error(transparent)]
     Memory(#[from] EntitlementError),
@@ -201,8 +201,8 @@ impl Host {
                 limits.entitlement(brought, settings.weight(brought)),
             )?;
         }
-        if limits.max_bytes.is_some() && self.gpu.memory_held_bytes(tenant).is_none() {
-            return Err(SettingsError::Untold);
+        if limits.max_bytes.is_some() && !self.gpu.capabilities().memory_held {
+            return Err(SettingsError::UnknownHeld);
         }
         Ok(())
     }

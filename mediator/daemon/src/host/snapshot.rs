@@ -14,7 +14,7 @@ use super::peer::Kind;
 use super::{Host, split};
 use crate::histogram::Histogram;
 use crate::tenant::gates::GateBook;
-use turnstile_gpu::Untracked;
+use turnstile_gpu::{Capabilities, Untracked};
 use turnstile_mediation::Tally;
 
 /// What a tenant is.
@@ -145,6 +145,12 @@ impl Host {
         let total = truth.snapshot();
         let at = total.window.map_or(Moment(0), |window| window.to());
         let wall = total.window.map_or(0, |window| window.length().0);
+        let mut report = self.gpu.report();
+        let Capabilities {
+            memory_bytes,
+            memory_held: held,
+            ..
+        } = self.gpu.capabilities();
         let tenants = state
             .tenants
             .iter()
@@ -175,8 +181,8 @@ impl Host {
                     slices: compute.begun,
                     tally: state.mediation.tally(*tenant),
                     latency: state.timings.latency(*tenant),
-                    faults: self.gpu.faults(*tenant),
-                    memory_held_bytes: self.gpu.memory_held_bytes(*tenant),
+                    faults: report.faults.remove(tenant).unwrap_or_default(),
+                    memory_held_bytes: held.then(|| self.gpu.memory(*tenant).held_bytes),
                     memory_limit_bytes: (limit > 0).then_some(limit),
                     memory: state
                         .memory
@@ -198,14 +204,14 @@ impl Host {
             .map(i128::abs)
             .sum();
         HostSnapshot {
-            gpu: self.gpu.figures(),
+            gpu: report.figures,
             at,
-            memory_bytes: self.gpu.capabilities().memory_bytes,
+            memory_bytes,
             tenants,
             accounts: state.account_snapshots(),
             engines: total.engines,
             conservation_error_ns,
-            untracked: self.gpu.untracked(),
+            untracked: report.untracked,
             ledger_errors: state.ledger_errors,
             switches: state.timings.switches(),
         }

@@ -34,11 +34,6 @@ impl Seen {
             EngineState::Running(_) | EngineState::Idle | EngineState::Fault(_) => {}
         }
     }
-
-    /// The log has a hole: a switch that had begun may have ended.
-    pub(crate) const fn hole(&mut self) {
-        self.switching_from = None;
-    }
 }
 
 /// The host's switch times and latencies.
@@ -139,14 +134,5 @@ mod tests {
         assert_eq!((latency.count(), latency.sum()), (1, Nanos(2_000)));
         timings.forget(A);
         assert_eq!(timings.latency(A).count(), 0);
-    }
-
-    #[test]
-    fn a_hole_ends_no_switch() {
-        let mut seen = Seen::default();
-        seen.event(&event(0, EngineState::Switching));
-        seen.hole();
-        seen.event(&event(5_000_000, EngineState::Idle));
-        assert!(seen.switches.is_empty());
     }
 }

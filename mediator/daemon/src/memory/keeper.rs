@@ -4,7 +4,7 @@ use turnstile_accounting::{Moment, Nanos, TenantId};
 
 use super::entitlement::{Entitlement, EntitlementError};
 use super::manager::{Action, MemoryConfig, MemoryManager};
-use turnstile_gpu::{Gpu, MemoryEvent, MoveError, MoveFailure, MoveReport};
+use turnstile_gpu::{Gpu, MemoryEvent, MoveError, MoveFailure, MoveReport, Order};
 
 /// Tenants to be charged for copies, and tenants with refused allocations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -94,17 +94,17 @@ impl MemoryKeeper {
         }
         for action in self.manager.step(now).to_vec() {
             match action {
-                Action::Hold(tenant) => gpu.suspend(tenant),
+                Action::Hold(tenant) => gpu.carry_out(&[Order::Suspend(tenant)]),
                 Action::Release(tenant) => {
                     if admitted(tenant) {
-                        gpu.resume(tenant);
+                        gpu.carry_out(&[Order::Resume(tenant)]);
                     }
                 }
                 Action::Move(order) => {
                     if let Err(error) = gpu.move_memory(order.clone()) {
                         if matches!(error, MoveError::MayRun(_)) {
                             // The tenant was resumed, because its suspension could not be kept.
-                            gpu.suspend(order.owner);
+                            gpu.carry_out(&[Order::Suspend(order.owner)]);
                         }
                         self.not_moved(now, &order, error);
                     }

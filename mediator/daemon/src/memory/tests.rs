@@ -200,12 +200,12 @@ enum Step {
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let who = 0usize..4;
+    let index = 0usize..4;
     let step = prop_oneof![
-        4 => (who.clone(), 1u64..6).prop_map(|(i, n)| Step::Allocate(i, n)),
-        3 => (who.clone(), 0usize..12).prop_map(|(i, n)| Step::Free(i, n)),
-        6 => (who.clone(), any::<bool>()).prop_map(|(i, on)| Step::Wants(i, on)),
-        1 => who.prop_map(Step::Leave),
+        4 => (index.clone(), 1u64..6).prop_map(|(i, n)| Step::Allocate(i, n)),
+        3 => (index.clone(), 0usize..12).prop_map(|(i, n)| Step::Free(i, n)),
+        6 => (index.clone(), any::<bool>()).prop_map(|(i, on)| Step::Wants(i, on)),
+        1 => index.prop_map(Step::Leave),
         8 => (1u64..60).prop_map(Step::Pass),
     ];
     prop::collection::vec(step, 1..80)

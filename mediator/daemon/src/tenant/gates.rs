@@ -193,7 +193,10 @@ mod tests {
         assert!(!book.any_open());
         book.woke();
         assert!(book.any_open());
-        assert_eq!(book.set(0, Watched).map(|asked| asked.state), Some(Watched));
+        assert_eq!(
+            book.set(0, Watched).map(|request| request.state),
+            Some(Watched)
+        );
     }
 
     #[test]

@@ -133,11 +133,11 @@ fn checked_file(fd: OwnedFd) -> Result<(File, u64), GuestMemoryError> {
     if !seals.contains(SealFlags::SHRINK) {
         return Err(GuestMemoryError::NotSealed);
     }
-    let told = |errno: rustix::io::Errno| GuestMemoryError::Stat(errno.into());
-    if fstatfs(&fd).map_err(told)?.f_type == HUGETLBFS {
+    let stat_error = |errno: rustix::io::Errno| GuestMemoryError::Stat(errno.into());
+    if fstatfs(&fd).map_err(stat_error)?.f_type == HUGETLBFS {
         return Err(GuestMemoryError::HugePages);
     }
-    let stat = fstat(&fd).map_err(told)?;
+    let stat = fstat(&fd).map_err(stat_error)?;
     Ok((File::from(fd), u64::try_from(stat.st_size).unwrap_or(0)))
 }
 

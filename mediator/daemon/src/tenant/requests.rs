@@ -75,7 +75,8 @@ pub fn serve(
             words(&[])
         }
         Request::Allocate { bytes } => {
-            if let Some(held) = gpu.memory_held_bytes(tenant) {
+            if gpu.capabilities().memory_held {
+                let held = gpu.memory(tenant).held_bytes;
                 within_limit(held, bytes, account.memory_max_bytes)?;
             }
             let given = gpu.allocate(tenant, bytes)?;
@@ -120,10 +121,10 @@ pub fn serve(
 }
 
 fn memory_left(gpu: &dyn Gpu, tenant: TenantId, max_bytes: Option<u64>) -> u64 {
-    let free = gpu.memory_free_bytes(tenant);
-    match (max_bytes, gpu.memory_held_bytes(tenant)) {
-        (Some(max), Some(held)) => free.min(max.saturating_sub(held)),
-        _ => free,
+    let memory = gpu.memory(tenant);
+    match max_bytes.filter(|_| gpu.capabilities().memory_held) {
+        Some(max) => memory.free_bytes.min(max.saturating_sub(memory.held_bytes)),
+        None => memory.free_bytes,
     }
 }
 

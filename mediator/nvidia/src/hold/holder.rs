@@ -68,12 +68,12 @@ pub trait Announce {
     ///
     /// # Errors
     /// If the receiver is gone.
-    fn tell(&mut self, order: &Order) -> Result<(), WatchdogError>;
+    fn send(&mut self, order: &Order) -> Result<(), WatchdogError>;
 }
 
 impl Announce for Watchdog {
-    fn tell(&mut self, order: &Order) -> Result<(), WatchdogError> {
-        Self::tell(self, order)
+    fn send(&mut self, order: &Order) -> Result<(), WatchdogError> {
+        Self::send(self, order)
     }
 }
 
@@ -234,7 +234,7 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
             return Ok(());
         }
         // The watchdog has to know before the channels are suspended.
-        self.tell(&Order::Hold(new.clone()))?;
+        self.send(&Order::Hold(new.clone()))?;
         let now = self.now();
         self.lease.hold(&new, now);
         let (suspended, error) = match suspend(self, &new) {
@@ -252,7 +252,7 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
         if !refused.is_empty() {
             let now = self.now();
             self.lease.release(&refused, now);
-            self.tell(&Order::Release(refused))?;
+            self.send(&Order::Release(refused))?;
         }
         if let Some(error) = error {
             self.release(tenant)?;
@@ -278,7 +278,7 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
             return Ok(());
         }
         let channels: Vec<Channel> = channels.iter().copied().collect();
-        self.tell(&Order::Release(channels.clone()))?;
+        self.send(&Order::Release(channels.clone()))?;
         let now = self.now();
         self.lease.release(&channels, now);
         self.pinned.insert(tenant);
@@ -296,7 +296,7 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
             return Ok(());
         };
         let channels: Vec<Channel> = channels.iter().copied().collect();
-        self.tell(&Order::Hold(channels.clone()))?;
+        self.send(&Order::Hold(channels.clone()))?;
         let now = self.now();
         self.lease.hold(&channels, now);
         self.pinned.remove(&tenant);
@@ -323,7 +323,7 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
         }
         let now = self.now();
         self.lease.release(&channels, now);
-        Ok(self.tell(&Order::Release(channels))?)
+        Ok(self.send(&Order::Release(channels))?)
     }
 
     /// Whether the lease was last renewed at least `after` ago: by a renewal, a hold or a release.
@@ -352,7 +352,7 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
         let now = self.now();
         self.lease.renew(now);
         if !self.lease.is_empty() {
-            self.tell(&Order::Renew)?;
+            self.send(&Order::Renew)?;
         }
         Ok(())
     }
@@ -418,14 +418,14 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
         self.calls.longest_ns = self.calls.longest_ns.max(took_ns);
     }
 
-    fn tell(&mut self, order: &Order) -> Result<(), WatchdogError> {
+    fn send(&mut self, order: &Order) -> Result<(), WatchdogError> {
         let gone = || WatchdogError::Gone(io::ErrorKind::NotFound.into());
-        let told = self
+        let sent = self
             .watchdog
             .as_mut()
             .ok_or_else(gone)
-            .and_then(|watchdog| watchdog.tell(order));
-        if told.is_err() {
+            .and_then(|watchdog| watchdog.send(order));
+        if sent.is_err() {
             // Without a watchdog only pinned tenants stay held: resumed, they would fault.
             self.gone = self.watchdog.take();
             let held = self.take_loose();
@@ -433,7 +433,7 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
             resume_all(&self.switch, &held);
             self.lease.end();
         }
-        told
+        sent
     }
 }
 

@@ -92,7 +92,7 @@ pub enum WatchdogError {
     #[error("The watchdog did not start")]
     Start(#[source] io::Error),
     /// It started and reported that it cannot work.
-    #[error("The watchdog is not ready: it said {0:?}")]
+    #[error("The watchdog is not ready: it output {0:?}")]
     NotReady(String),
     /// It is gone, or does not read.
     #[error("The watchdog is gone")]
@@ -126,15 +126,15 @@ impl Watchdog {
             .process_group(0)
             .spawn()
             .map_err(WatchdogError::Start)?;
-        let said = child.stdout.take();
-        let said = said.map_or_else(String::new, |stdout| first_line(stdout, limit));
+        let output = child.stdout.take();
+        let output = output.map_or_else(String::new, |stdout| first_line(stdout, limit));
         let mut this = Self {
             orders: child.stdin.take(),
             child,
         };
-        if said.trim_end() != READY {
+        if output.trim_end() != READY {
             this.stop();
-            return Err(WatchdogError::NotReady(said));
+            return Err(WatchdogError::NotReady(output));
         }
         if let Some(orders) = &this.orders {
             // A watchdog that does not read must not stop the daemon.
@@ -148,7 +148,7 @@ impl Watchdog {
     ///
     /// # Errors
     /// If it is gone or does not read.
-    pub fn tell(&mut self, order: &Order) -> Result<(), WatchdogError> {
+    pub fn send(&mut self, order: &Order) -> Result<(), WatchdogError> {
         let lines = order
             .lines()
             .map_err(|error| WatchdogError::Gone(error.into()))?;
@@ -156,8 +156,8 @@ impl Watchdog {
             return Err(WatchdogError::Gone(io::ErrorKind::BrokenPipe.into()));
         };
         let mut lines = lines.iter();
-        let told = lines.try_for_each(|line| write_line(orders, line));
-        told.map_err(WatchdogError::Gone)
+        let sent = lines.try_for_each(|line| write_line(orders, line));
+        sent.map_err(WatchdogError::Gone)
     }
 
     /// Process id of the watchdog.
@@ -222,8 +222,8 @@ fn write_line(orders: &mut ChildStdin, mut line: &[u8]) -> io::Result<()> {
 /// The first line of output that arrives within the limit; unreadable output is not "ready".
 fn first_line(mut stdout: ChildStdout, limit: Duration) -> String {
     let begin = Instant::now();
-    let (mut said, mut bytes) = (Vec::new(), [0; 1024]);
-    while !said.contains(&b'\n') && said.len() < bytes.len() {
+    let (mut output, mut bytes) = (Vec::new(), [0; 1024]);
+    while !output.contains(&b'\n') && output.len() < bytes.len() {
         let left = limit.saturating_sub(begin.elapsed());
         // CAST: some seconds.
         let left = timespec(Nanos(left.as_nanos() as u64));
@@ -235,10 +235,10 @@ fn first_line(mut stdout: ChildStdout, limit: Duration) -> String {
         }
         match stdout.read(&mut bytes) {
             Ok(0) | Err(_) => break,
-            Ok(count) => said.extend_from_slice(&bytes[..count]),
+            Ok(count) => output.extend_from_slice(&bytes[..count]),
         }
     }
-    String::from_utf8_lossy(&said).into_owned()
+    String::from_utf8_lossy(&output).into_owned()
 }
 
 /// The watchdog's end: reports on `output` that it is ready, and keeps the lease. Returns the
@@ -310,7 +310,7 @@ mod tests {
     use super::super::channels::tests::{FakeSwitch, channels};
     use super::*;
 
-    fn tell(orders: &[Order], rest: &str) -> (usize, usize, Vec<u8>) {
+    fn send(orders: &[Order], rest: &str) -> (usize, usize, Vec<u8>) {
         let switch = FakeSwitch::default();
         switch.set(&channels(6), true).unwrap();
         let (reader, mut writer) = io::pipe().unwrap();
@@ -320,21 +320,21 @@ mod tests {
         }
         write!(writer, "{rest}").unwrap();
         drop(writer);
-        let mut said = Vec::new();
-        let resumed = serve(reader, &mut said, &switch).unwrap();
-        (resumed, switch.suspended.into_inner().len(), said)
+        let mut output = Vec::new();
+        let resumed = serve(reader, &mut output, &switch).unwrap();
+        (resumed, switch.suspended.into_inner().len(), output)
     }
 
     #[test]
     fn daemon_that_dies_leaves_no_channel_suspended() {
         let orders = [Order::Hold(channels(6)), Order::Renew];
-        assert_eq!(tell(&orders, ""), (6, 0, b"ready\n".to_vec()));
+        assert_eq!(send(&orders, ""), (6, 0, b"ready\n".to_vec()));
     }
 
     #[test]
     fn a_daemon_that_dies_in_the_middle_of_an_order_too() {
         let orders = [Order::Hold(channels(6)), Order::Release(channels(2))];
-        let (resumed, left, _) = tell(&orders, "{\"hold\":[{\"cli");
+        let (resumed, left, _) = send(&orders, "{\"hold\":[{\"cli");
         assert_eq!(
             (resumed, left),
             (4, 2),
@@ -397,7 +397,7 @@ mod tests {
         let begin = Instant::now();
         let limit = Duration::from_millis(50);
         let started = Watchdog::start_within(shell("exec sleep 600"), limit);
-        assert!(matches!(started, Err(WatchdogError::NotReady(said)) if said.is_empty()));
+        assert!(matches!(started, Err(WatchdogError::NotReady(output)) if output.is_empty()));
         assert!(begin.elapsed() < 4 * END_LIMIT);
     }
 
@@ -410,9 +410,9 @@ mod tests {
         );
         let mut watchdog = Watchdog::start(shell(&script)).unwrap();
         let all = channels(10_000);
-        watchdog.tell(&Order::Hold(all.clone())).unwrap();
-        watchdog.tell(&Order::Renew).unwrap();
-        watchdog.tell(&Order::Release(all.clone())).unwrap();
+        watchdog.send(&Order::Hold(all.clone())).unwrap();
+        watchdog.send(&Order::Renew).unwrap();
+        watchdog.send(&Order::Release(all.clone())).unwrap();
         drop(watchdog);
         let (mut held, mut released) = (Vec::new(), Vec::new());
         for line in std::fs::read_to_string(file.path()).unwrap().lines() {
@@ -430,7 +430,7 @@ mod tests {
     fn a_watchdog_that_does_not_read_is_gone() {
         let mut watchdog = Watchdog::start(shell("echo ready; exec sleep 600")).unwrap();
         let begin = Instant::now();
-        assert!(watchdog.tell(&Order::Hold(channels(10_000))).is_err());
+        assert!(watchdog.send(&Order::Hold(channels(10_000))).is_err());
         assert!(begin.elapsed() < 10 * FULL_LIMIT);
     }
 }

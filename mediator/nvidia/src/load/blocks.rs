@@ -13,7 +13,7 @@ use std::time::Instant;
 use super::super::sys::notify::{self, RawListener};
 use super::rig::Rig;
 use super::{LoadError, ordered, tell, warm_up};
-use turnstile_figures::load::{Block, LoadSpec, Said};
+use turnstile_figures::load::{Block, LoadMessage, LoadSpec};
 use turnstile_figures::matrix::Length;
 use turnstile_figures::pairs::order;
 use turnstile_figures::percentile::Percentiles;
@@ -52,14 +52,17 @@ pub fn blocks(
         None
     };
     let (pid, calibration) = (std::process::id(), Some(calibration));
-    tell(&mut say, &Said::Ready { pid, calibration })?;
+    tell(&mut say, &LoadMessage::Ready { pid, calibration })?;
     let mut round = 0;
     while let Some(count) = ordered(&mut orders)? {
         if !(1..=BLOCK_MAX).contains(&count) {
             return Err(LoadError::Block);
         }
         let Some(threads) = &threads else {
-            tell(&mut say, &Said::Block(block(&mut rig, turns, count)?))?;
+            tell(
+                &mut say,
+                &LoadMessage::Block(block(&mut rig, turns, count)?),
+            )?;
             continue;
         };
         let mut both = [Block::default(); 2];
@@ -72,7 +75,7 @@ pub fn blocks(
         }
         round += 1;
         for done in both {
-            tell(&mut say, &Said::Block(done))?;
+            tell(&mut say, &LoadMessage::Block(done))?;
         }
     }
     Ok(())

@@ -20,7 +20,7 @@ use super::sys::CudaFailure;
 pub use blocks::blocks;
 use rig::{Records, Rig};
 use turnstile_figures::bursts::bursts;
-use turnstile_figures::load::{Calibration, LoadReport, LoadSpec, Said};
+use turnstile_figures::load::{Calibration, LoadMessage, LoadReport, LoadSpec};
 use turnstile_figures::matrix::{Length, Pattern};
 use turnstile_figures::percentile::Percentiles;
 use turnstile_figures::spans::{
@@ -76,7 +76,7 @@ pub enum LoadError {
     #[error("A thread cannot be filtered as a tenant's are")]
     Filter(#[source] io::Error),
     /// Input or output is broken.
-    #[error("The load is not heard")]
+    #[error("The load has no reader")]
     Io(#[from] io::Error),
     /// A line of output cannot be written.
     #[error("The load cannot say what it found")]
@@ -85,7 +85,7 @@ pub enum LoadError {
 
 /// Measurements of the host.
 #[derive(Debug, Default)]
-struct Told {
+struct HostTimes {
     latencies_ns: Vec<u64>,
     /// For launches as soon as the previous kernel had ended: number of the record, and the wall
     /// clock.
@@ -114,7 +114,7 @@ pub fn run(
     let clock_step_ns = rig.clock_step_ns()?;
     let first = rig.read_clock()?;
     let pid = std::process::id();
-    let ready = Said::Ready {
+    let ready = LoadMessage::Ready {
         pid,
         calibration: Some(calibration),
     };
@@ -129,15 +129,15 @@ pub fn run(
     let end = in_wall_ns(start_ns + spec.length_ns);
     thread::sleep(in_wall_ns(start_ns).saturating_duration_since(Instant::now()));
     let waited_ns = waited_ns();
-    let mut told = load(&mut rig, spec, &calibration, in_wall_ns(start_ns), end)?;
-    told.waited_ns = waited_ns
+    let mut times = load(&mut rig, spec, &calibration, in_wall_ns(start_ns), end)?;
+    times.waited_ns = waited_ns
         .zip(self::waited_ns())
         .map(|(first, last)| last.saturating_sub(first));
     let last = rig.read_clock()?;
     let records = rig.records()?;
-    let mut report = report(spec, start_ns, &records, first, last, &calibration, told);
+    let mut report = report(spec, start_ns, &records, first, last, &calibration, times);
     report.clock_step_ns = clock_step_ns;
-    tell(&mut say, &Said::Done(Box::new(report)))?;
+    tell(&mut say, &LoadMessage::Done(Box::new(report)))?;
     if let Some(orders) = orders {
         for line in orders.lines() {
             line?;
@@ -146,8 +146,8 @@ pub fn run(
     Ok(())
 }
 
-fn tell(say: &mut impl Write, said: &Said) -> Result<(), LoadError> {
-    serde_json::to_writer(&mut *say, said)?;
+fn tell(say: &mut impl Write, message: &LoadMessage) -> Result<(), LoadError> {
+    serde_json::to_writer(&mut *say, message)?;
     say.write_all(b"\n")?;
     Ok(say.flush()?)
 }
@@ -198,22 +198,22 @@ fn load(
     calibration: &Calibration,
     start: Instant,
     end: Instant,
-) -> Result<Told, LoadError> {
-    let mut told = Told::default();
+) -> Result<HostTimes, LoadError> {
+    let mut times = HostTimes::default();
     let sleep_until = |moment: Instant| {
         thread::sleep(moment.min(end).saturating_duration_since(Instant::now()));
     };
     let us = match (spec.pattern, spec.kernel) {
         (Pattern::Idle, _) => {
             sleep_until(end);
-            return Ok(told);
+            return Ok(times);
         }
         (_, Length::Endless) => {
             rig.launch_endless()?;
             sleep_until(end);
             rig.stop();
             rig.wait()?;
-            return Ok(told);
+            return Ok(times);
         }
         (_, Length::Us(us)) => us,
     };
@@ -223,11 +223,11 @@ fn load(
         let slot = rig.launch(turns)?;
         let launched_ns = wall_ns();
         rig.wait()?;
-        if told.latencies_ns.len() < LAUNCHES_MAX {
+        if times.latencies_ns.len() < LAUNCHES_MAX {
             // CAST: 584 years.
-            told.latencies_ns.push(begin.elapsed().as_nanos() as u64);
+            times.latencies_ns.push(begin.elapsed().as_nanos() as u64);
             if follows {
-                told.launched_ns.push((slot, launched_ns));
+                times.launched_ns.push((slot, launched_ns));
             }
         }
         Ok(())
@@ -264,7 +264,7 @@ fn load(
             }
         }
     }
-    Ok(told)
+    Ok(times)
 }
 
 fn report(
@@ -274,7 +274,7 @@ fn report(
     first: Reading,
     last: Reading,
     calibration: &Calibration,
-    told: Told,
+    times: HostTimes,
 ) -> LoadReport {
     let clock = Clock::new(first, last);
     let step_ns = calibration.turns_ns(rig::STEP_TURNS.into());
@@ -326,9 +326,9 @@ fn report(
         } else {
             Vec::new()
         },
-        host_pauses: host_pauses(&records.launches, &told.launched_ns, &clock),
-        host_waited_ns: told.waited_ns,
-        latency: Percentiles::of(told.latencies_ns),
+        host_pauses: host_pauses(&records.launches, &times.launched_ns, &clock),
+        host_waited_ns: times.waited_ns,
+        latency: Percentiles::of(times.latencies_ns),
         kernel_length: Percentiles::of(kernel_lengths.collect()),
         clock_error_ns: first.error_ns.max(last.error_ns),
         // CAST: the difference of two clocks that count from the same epoch, or else saturated.
@@ -424,9 +424,9 @@ mod tests {
             launches_unrecorded: 0,
             gaps_unrecorded: 0,
         };
-        let told = Told {
+        let times = HostTimes {
             launched_ns: vec![(1, 600 * ms), (2, 604 * ms), (3, 620 * ms)],
-            ..Told::default()
+            ..HostTimes::default()
         };
         let report = report(
             &spec,
@@ -435,7 +435,7 @@ mod tests {
             at(90 * ms),
             at(200 * ms),
             &calibration,
-            told,
+            times,
         );
         assert_eq!((report.kernels, report.gaps, report.step_ns), (2, 1, 1_600));
         let mut expected = [0; 30];

@@ -255,7 +255,7 @@ impl Rig {
         let begin = Instant::now();
         let mut best: Option<Reading> = None;
         for round in 1..=u64::from(CLOCK_ROUNDS) {
-            let asked_ns = wall_ns();
+            let begin_ns = wall_ns();
             self.shared.store(ASK, round);
             while self.shared.load(ANSWER) < round {
                 if begin.elapsed() > SILENCE {
@@ -264,10 +264,10 @@ impl Rig {
                 std::hint::spin_loop();
             }
             let answered_ns = wall_ns();
-            let error_ns = answered_ns.saturating_sub(asked_ns) / 2;
+            let error_ns = answered_ns.saturating_sub(begin_ns) / 2;
             let reading = Reading {
                 device_ns: self.shared.load(TIME),
-                wall_ns: asked_ns + error_ns,
+                wall_ns: begin_ns + error_ns,
                 error_ns,
             };
             if best.is_none_or(|best| error_ns < best.error_ns) {

@@ -43,7 +43,7 @@ impl Mover {
         let own = shared.clone();
         let thread = thread::Builder::new()
             .name("gpu-pool".into())
-            .spawn(move || own.look_after_pool())
+            .spawn(move || own.maintain_pool())
             .map_err(host)?;
         Ok(Self {
             shared,

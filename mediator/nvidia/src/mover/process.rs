@@ -40,12 +40,12 @@ impl Line {
         send(&self.stream, order, fds).map_err(|error| MoverError::Gone(error.to_string()))
     }
 
-    fn hear(&mut self, limit: Duration) -> Result<(Answer, Vec<OwnedFd>), MoverError> {
-        let heard = answer(&self.stream, &mut self.reader, limit, || false);
-        match heard.map_err(|error| MoverError::Gone(error.to_string()))? {
+    fn receive(&mut self, limit: Duration) -> Result<(Answer, Vec<OwnedFd>), MoverError> {
+        let received = answer(&self.stream, &mut self.reader, limit, || false);
+        match received.map_err(|error| MoverError::Gone(error.to_string()))? {
             (Answer::Refused { no_room: true, .. }, _) => Err(MoverError::NoRoom),
             (Answer::Refused { detail, .. }, _) => Err(MoverError::Refused(detail)),
-            heard => Ok(heard),
+            received => Ok(received),
         }
     }
 
@@ -56,7 +56,7 @@ impl Line {
         limit: Duration,
     ) -> Result<(Answer, Vec<OwnedFd>), MoverError> {
         self.say(order, fds)?;
-        self.hear(limit)
+        self.receive(limit)
     }
 
     /// Receives the result for the next extent.
@@ -64,7 +64,7 @@ impl Line {
         &mut self,
         limit: Duration,
     ) -> Result<(Nanos, Option<OwnedFd>), MoverError> {
-        match self.hear(limit)? {
+        match self.receive(limit)? {
             (Answer::Moved { result }, mut fds) => Ok((outcome(result)?, fds.pop())),
             _ => Err(MoverError::Gone("answers another request".into())),
         }
@@ -98,11 +98,11 @@ impl Running {
         about: impl FnOnce(&mut Line) -> Result<T, MoverError>,
     ) -> Result<T, MoverError> {
         let mut line = lock(&self.lines[lane as usize]);
-        let said = about(&mut line);
-        if matches!(said, Err(MoverError::Gone(_))) {
+        let result = about(&mut line);
+        if matches!(result, Err(MoverError::Gone(_))) {
             self.end();
         }
-        said
+        result
     }
 
     pub(super) fn end(&self) {
@@ -221,7 +221,7 @@ impl Shared {
     }
 
     /// Runs the tasks of the pool, in its own thread.
-    pub(super) fn look_after_pool(&self) {
+    pub(super) fn maintain_pool(&self) {
         loop {
             match self.pool.next_chore() {
                 Chore::End => return,

@@ -50,7 +50,7 @@ impl Copier for Fake {
         let file = File::from(handle);
         let length = file.metadata().unwrap().len();
         if length < bytes {
-            return Err(CopyFailure::of("shorter than was said"));
+            return Err(CopyFailure::of("shorter than was announced"));
         }
         Ok((file, bytes))
     }
@@ -240,16 +240,16 @@ fn what_does_not_move_stays_where_it_was_and_the_others_go() {
 fn each_goes_as_soon_as_its_owner_has_let_it_go() {
     let mover = mover(8);
     let all = vec![memory(1, 1), memory(3, 2), memory(5, 1)];
-    let (mut asked, mut done) = (Vec::new(), Vec::new());
+    let (mut requested, mut done) = (Vec::new(), Vec::new());
     mover.out_each(
         all,
         |nth| {
-            asked.push(nth);
+            requested.push(nth);
             nth != 1
         },
         |moved| done.push(moved),
     );
-    assert_eq!(asked, [0, 1, 2]);
+    assert_eq!(requested, [0, 1, 2]);
     let kept = done.remove(1).unwrap_err();
     assert!(matches!(kept.error, MoverError::Refused(_)), "{kept}");
     assert!(content(&kept.memory) == bytes(3, 2));

@@ -77,7 +77,7 @@ fn record(change: Change, words: &mut SplitWhitespace<'_>) -> (SwitchRecord, Own
 fn worst_error_percent(recording: &str) -> f64 {
     let mut switches = ContextSwitches::new(Edges::H100);
     let mut meter = WorkedMeter::new(COMPUTE);
-    let (mut looks, mut truths) = (Vec::new(), BTreeMap::new());
+    let (mut polls, mut truths) = (Vec::new(), BTreeMap::new());
     for line in recording.lines() {
         let mut words = line.split_whitespace();
         let words = &mut words;
@@ -90,7 +90,7 @@ fn worst_error_percent(recording: &str) -> f64 {
                 let (record, owner) = record(Change::Saved, words);
                 switches.take(record, owner);
             }
-            Some("busy") => looks.push((Moment(next(words)), Nanos(next(words)))),
+            Some("busy") => polls.push((Moment(next(words)), Nanos(next(words)))),
             Some("read") => {
                 let tenant = TenantId(next(words));
                 let works = next(words);
@@ -113,7 +113,7 @@ fn worst_error_percent(recording: &str) -> f64 {
         .expect("the truth");
     let mut charged: BTreeMap<TenantId, f64> = BTreeMap::new();
     let mut span: Option<(Moment, Moment)> = None;
-    for pair in looks.windows(2) {
+    for pair in polls.windows(2) {
         let ((begin, _), (end, busy)) = (pair[0], pair[1]);
         let case = Case {
             copies: false,

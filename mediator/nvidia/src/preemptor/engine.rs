@@ -70,8 +70,8 @@ impl CudaEngine {
         let (stream, preemptor) = (context.stream()?, module.function("preemptor")?);
         let shared = context.guest_window(&memory);
         let words = [RESIDENT, REQUESTED, LEFT].map(|word| shared.address(word));
-        let [here, asked, left] = words;
-        let words = [here?, asked?, left?];
+        let [here, requested, left] = words;
+        let words = [here?, requested?, left?];
         // The first launch, at which the library initialises itself, needs doorbells that ring.
         launch(&stream, &preemptor, words, 0)?;
         stream.synchronize()?;
@@ -92,8 +92,8 @@ fn launch(
     words: [u64; 3],
     visit: u64,
 ) -> Result<(), CudaFailure> {
-    let [here, asked, left] = words;
-    let params = [here, asked, left, visit, VISIT_NS];
+    let [here, requested, left] = words;
+    let params = [here, requested, left, visit, VISIT_NS];
     let params = params.map(u64::to_le_bytes).concat();
     stream.launch(preemptor, ONE_THREAD, &params)
 }

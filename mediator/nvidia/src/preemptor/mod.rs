@@ -250,8 +250,8 @@ impl Preemptor {
         let had = process.page.load(RESIDENT) == visit;
         process.page.store(LEFT, visit);
         self.phase = Phase::Coming(Instant::now());
-        let told = send(&process.stream, &Order::Again {}, Vec::new());
-        self.keep(told.map_err(PreemptorError::from));
+        let sent = send(&process.stream, &Order::Again {}, Vec::new());
+        self.keep(sent.map_err(PreemptorError::from));
         Some(had)
     }
 
@@ -269,7 +269,7 @@ impl Preemptor {
             Ok(value) => Some(value),
             Err(error) => {
                 log::warn!(
-                    "The preemptor {error}; until there is another, who is to stop is stopped by the driver's call alone"
+                    "The preemptor {error}; until there is another, tenants are stopped by the driver's call alone"
                 );
                 self.gone = self.process.take();
                 None

@@ -62,8 +62,8 @@ type Serving = JoinHandle<Result<(), ServeError>>;
 /// Both ends, with the preemptor's in a thread, and the shared page.
 fn both() -> (Preemptor, Serving, SharedPage) {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let (rings, heard) = channel();
-    let serving = thread::spawn(move || serve(theirs, |page| FakeEngine::new(page, heard)));
+    let (rings, received) = channel();
+    let serving = thread::spawn(move || serve(theirs, |page| FakeEngine::new(page, received)));
     let preemptor = preemptor_of(ours, rings);
     let file = preemptor.process.as_ref().unwrap().page.file().try_clone();
     (preemptor, serving, SharedPage::of(file.unwrap()).unwrap())
@@ -92,10 +92,10 @@ fn until_gone(preemptor: &mut Preemptor) {
 #[test]
 fn it_takes_the_engine_and_lets_go_of_it() {
     let (mut preemptor, serving, page) = both();
-    assert_eq!(preemptor.leave(), None, "it was not told to come");
+    assert_eq!(preemptor.leave(), None, "it was not requested");
     for visit in 1..=3 {
         until_ready(&mut preemptor);
-        assert_eq!(page.load(REQUESTED), visit - 1, "nobody asked");
+        assert_eq!(page.load(REQUESTED), visit - 1, "no request");
         assert!(preemptor.take());
         assert!(!preemptor.take() && !preemptor.is_ready(), "it is at it");
         assert_eq!((page.load(REQUESTED), page.load(LEFT)), (visit, visit - 1));
@@ -131,8 +131,8 @@ fn orders_that_do_not_belong_there_end_it() {
             let file = file.iter().map(|file| file.try_clone().unwrap().into());
             send(&ours, order, file.collect()).unwrap();
         }
-        let (_rings, heard) = channel();
-        serve(theirs, |page| FakeEngine::new(page, heard))
+        let (_rings, received) = channel();
+        serve(theirs, |page| FakeEngine::new(page, received))
     };
     let file = SharedPage::new().unwrap().file().try_clone().unwrap();
     let start = (Order::Start {}, Some(file));
@@ -148,7 +148,7 @@ fn orders_that_do_not_belong_there_end_it() {
 #[test]
 fn a_gpu_that_refuses_is_no_preemptor() {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let (rings, _heard) = channel();
+    let (rings, _received) = channel();
     let mut preemptor = preemptor_of(ours, rings);
     let refused = || EngineFailure::from(io::Error::other("no such GPU"));
     let ended = serve(theirs, |_| Err::<FakeEngine, _>(refused()));
@@ -159,14 +159,14 @@ fn a_gpu_that_refuses_is_no_preemptor() {
 #[test]
 fn one_that_is_silent_for_too_long_is_replaced_after_a_while() {
     let (ours, _theirs) = UnixStream::pair().unwrap();
-    let (rings, heard) = channel();
+    let (rings, received) = channel();
     let mut preemptor = preemptor_of(ours, rings);
     assert!(!preemptor.is_ready() && !preemptor.take() && preemptor.pid().is_some());
     let long_ago = |limit: Duration| (Instant::now() - limit).checked_sub(Duration::from_secs(1));
     preemptor.phase = Phase::Coming(long_ago(READY_LIMIT).unwrap());
     assert!(!preemptor.is_ready() && preemptor.pid().is_none());
     assert!(preemptor.gone.is_some(), "nobody has waited for its end");
-    assert!(!preemptor.take() && heard.try_recv().is_err());
+    assert!(!preemptor.take() && received.try_recv().is_err());
     // After the pause another process is started.
     preemptor.command = Box::new(|| Command::new("/bin/cat"));
     preemptor.mend();
@@ -174,7 +174,7 @@ fn one_that_is_silent_for_too_long_is_replaced_after_a_while() {
     preemptor.started = long_ago(PAUSE).unwrap();
     assert!(
         !preemptor.is_ready() && preemptor.pid().is_none(),
-        "who asks may not"
+        "the caller may not"
     );
     preemptor.mend();
     assert!(!preemptor.is_ready() && preemptor.pid().is_some());

@@ -44,8 +44,8 @@ impl Owner {
     /// At most its limit: pinned bytes are only reported by its libraries, and beyond the limit
     /// they must not take room from others.
     fn used_bytes(&self) -> u64 {
-        let said = self.chunk_bytes.saturating_add(self.pinned_bytes);
-        said.min(self.max_bytes)
+        let claimed = self.chunk_bytes.saturating_add(self.pinned_bytes);
+        claimed.min(self.max_bytes)
     }
 }
 
@@ -56,7 +56,7 @@ pub(super) enum Breach {
     #[error("chunk {0} is named a second time")]
     Twice(ChunkNumber),
     /// The chunk is unknown, or not in that state.
-    #[error("chunk {0} is none, or not where it is said to be")]
+    #[error("chunk {0} is none, or not where it is reported to be")]
     NotThere(ChunkNumber),
     /// The size differs from the granted one.
     #[error("chunk {0} is of another size than was requested")]

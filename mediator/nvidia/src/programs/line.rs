@@ -99,11 +99,11 @@ impl Line {
                 sent => break sent,
             }
         };
-        let said = sent == Ok(FRAME_BYTES);
-        if !said {
+        let sent_whole = sent == Ok(FRAME_BYTES);
+        if !sent_whole {
             self.end();
         }
-        said
+        sent_whole
     }
 
     /// Whether a frame may be sent now. Waits until `limit` has passed since `begin`.

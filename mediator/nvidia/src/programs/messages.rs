@@ -14,14 +14,14 @@ use super::line::Line;
 use super::{Grant, ProgramMemory, ProgramPlace};
 
 /// Minimum time between two log lines on refusals, which programs can cause.
-const TELL_EVERY: Duration = Duration::from_secs(10);
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 impl ProgramMemory {
-    pub(super) fn hear(&self, tenant: TenantId, number: ProcessNumber, line: &Line) {
+    pub(super) fn serve_library(&self, tenant: TenantId, number: ProcessNumber, line: &Line) {
         let mut greeted = false;
         let end = loop {
             let (message, fd) = match line.next() {
-                Ok(Some(heard)) => heard,
+                Ok(Some(received)) => received,
                 Ok(None) => break None,
                 Err(error) => break Some(error.to_string()),
             };
@@ -73,8 +73,8 @@ impl ProgramMemory {
         };
         match message {
             ToDaemon::Ask { chunk, bytes } => {
-                let asked = self.0.lock().book.ask(number, chunk, bytes)?;
-                let granted = asked.and_then(|()| {
+                let request = self.0.lock().book.ask(number, chunk, bytes)?;
+                let granted = request.and_then(|()| {
                     let granted = self.0.backing.allocate(tenant, place(chunk, bytes));
                     granted.inspect_err(|denial| {
                         self.0.lock().book.withdraw(number, chunk, *denial);
@@ -137,13 +137,13 @@ impl ProgramMemory {
     /// Logs at intervals that a connection ended: a program can make another at once.
     fn tell_end(&self, tenant: TenantId, why: &str) {
         let mut state = self.0.lock();
-        let told = state.ends_told.get(&tenant);
-        let level = if told.is_some_and(|at| at.elapsed() < TELL_EVERY) {
+        let logged_at = state.ends_logged.get(&tenant);
+        let level = if logged_at.is_some_and(|at| at.elapsed() < LOG_INTERVAL) {
             log::Level::Debug
         } else {
             // Nothing is kept of a tenant that is gone.
             if state.limits.contains_key(&tenant) {
-                state.ends_told.insert(tenant, Instant::now());
+                state.ends_logged.insert(tenant, Instant::now());
             }
             log::Level::Warn
         };
@@ -157,10 +157,13 @@ impl ProgramMemory {
     /// Logs at intervals that a chunk was denied.
     fn tell(&self, tenant: TenantId, bytes: u64, reason: Denial) {
         let mut state = self.0.lock();
-        if state.told.is_some_and(|at| at.elapsed() < TELL_EVERY) {
+        if state
+            .logged_at
+            .is_some_and(|at| at.elapsed() < LOG_INTERVAL)
+        {
             return;
         }
-        state.told = Some(Instant::now());
+        state.logged_at = Some(Instant::now());
         let denied: u64 = state.book.denied().iter().sum();
         drop(state);
         let why = match reason {

@@ -100,9 +100,9 @@ struct State {
     limits: BTreeMap<TenantId, u64>,
     lines: BTreeMap<ProcessNumber, Arc<Line>>,
     awaited: Awaited,
-    told: Option<Instant>,
+    logged_at: Option<Instant>,
     /// When it was last logged that a connection of a tenant ended early.
-    ends_told: BTreeMap<TenantId, Instant>,
+    ends_logged: BTreeMap<TenantId, Instant>,
 }
 
 impl State {
@@ -156,8 +156,8 @@ impl ProgramMemory {
             limits: BTreeMap::new(),
             lines: BTreeMap::new(),
             awaited: Awaited::default(),
-            told: None,
-            ends_told: BTreeMap::new(),
+            logged_at: None,
+            ends_logged: BTreeMap::new(),
         };
         Self(Arc::new(Shared {
             backing,
@@ -186,10 +186,10 @@ impl ProgramMemory {
         state.lines.insert(number, line.clone());
         drop(state);
         let own = self.clone();
-        let heard = thread::Builder::new()
+        let thread = thread::Builder::new()
             .name("gpu-program".into())
-            .spawn(move || own.hear(tenant, number, &line));
-        heard.map(drop).map_err(|error| {
+            .spawn(move || own.serve_library(tenant, number, &line));
+        thread.map(drop).map_err(|error| {
             self.lose(tenant, number);
             error.to_string()
         })
@@ -199,7 +199,7 @@ impl ProgramMemory {
     pub fn remove(&self, tenant: TenantId) {
         let mut state = self.0.lock();
         state.limits.remove(&tenant);
-        state.ends_told.remove(&tenant);
+        state.ends_logged.remove(&tenant);
         drop(state);
         self.end(tenant);
     }
@@ -279,7 +279,7 @@ impl ProgramMemory {
                 match state.awaited.0.get(&key) {
                     Some(None) => {}
                     Some(Some(Err(result))) if *result != 0 => {
-                        failed = Some(format!("the driver said {result} of chunk {}", key.1));
+                        failed = Some(format!("the driver returned {result} of chunk {}", key.1));
                         break;
                     }
                     _ => break,

@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// Records calls. Refuses chunks if `full`; with `gives` it grants them as [`Grant::Given`].
 #[derive(Debug, Default)]
-struct Told {
+struct Recorder {
     made: Mutex<Vec<ProgramPlace>>,
     freed: Mutex<Vec<ProgramPlace>>,
     given: Mutex<Vec<ProgramPlace>>,
@@ -28,7 +28,7 @@ struct Told {
     gives: bool,
 }
 
-impl Backing for Told {
+impl Backing for Recorder {
     fn allocate(&self, _: TenantId, place: ProgramPlace) -> Result<Grant, Denial> {
         if *self.full.lock().unwrap() {
             return Err(Denial::Full);
@@ -66,7 +66,7 @@ impl Library {
         self.raw(&message.encode(), fd);
     }
 
-    fn hear(&self) -> Option<ToLibrary> {
+    fn receive(&self) -> Option<ToLibrary> {
         let mut frame = [0; FRAME_BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -98,7 +98,7 @@ fn connect(memory: &ProgramMemory, max_bytes: u64) -> Library {
     let version = VERSION;
     library.say(ToDaemon::Hello { version });
     assert!(
-        matches!(library.hear(), Some(ToLibrary::Welcome { limit_bytes, .. }) if limit_bytes <= max_bytes)
+        matches!(library.receive(), Some(ToLibrary::Welcome { limit_bytes, .. }) if limit_bytes <= max_bytes)
     );
     library
 }
@@ -111,40 +111,43 @@ fn until(what: impl Fn() -> bool) {
     }
 }
 
-fn memory(gives: bool) -> (ProgramMemory, Arc<Told>) {
-    let told = Arc::new(Told {
+fn memory(gives: bool) -> (ProgramMemory, Arc<Recorder>) {
+    let recorder = Arc::new(Recorder {
         gives,
-        ..Told::default()
+        ..Recorder::default()
     });
-    (ProgramMemory::new(100 * MIB, told.clone()), told)
+    (ProgramMemory::new(100 * MIB, recorder.clone()), recorder)
 }
 
 #[test]
 fn allocation_within_the_limit_is_granted_and_its_memory_moves() {
-    let (memory, told) = memory(false);
+    let (memory, recorder) = memory(false);
     let library = connect(&memory, 40 * MIB);
     let bytes = 20 * MIB;
     for chunk in [1, 2] {
         library.say(ToDaemon::Ask { chunk, bytes });
-        assert_eq!(library.hear(), Some(ToLibrary::Granted { chunk }));
+        assert_eq!(library.receive(), Some(ToLibrary::Granted { chunk }));
         library.say(ToDaemon::Made { chunk, bytes });
     }
     let reason = Denial::Limit;
     library.say(ToDaemon::Ask { chunk: 3, bytes });
-    assert_eq!(library.hear(), Some(ToLibrary::Denied { chunk: 3, reason }));
+    assert_eq!(
+        library.receive(),
+        Some(ToLibrary::Denied { chunk: 3, reason })
+    );
     library.say(ToDaemon::Info { question: 4 });
     let answer = ToLibrary::Memory {
         question: 4,
         free_bytes: 0,
         total_bytes: 40 * MIB,
     };
-    assert_eq!(library.hear(), Some(answer));
-    until(|| told.made.lock().unwrap().len() == 2);
-    let places = told.made.lock().unwrap().clone();
+    assert_eq!(library.receive(), Some(answer));
+    until(|| recorder.made.lock().unwrap().len() == 2);
+    let places = recorder.made.lock().unwrap().clone();
     thread::scope(|scope| {
         let moving = scope.spawn(|| memory.unmap(A, &places));
         for chunk in [1, 2] {
-            assert_eq!(library.hear(), Some(ToLibrary::Release { chunk }));
+            assert_eq!(library.receive(), Some(ToLibrary::Release { chunk }));
             library.say(ToDaemon::Released { chunk });
         }
         assert_eq!(moving.join().unwrap(), Ok(()));
@@ -152,12 +155,12 @@ fn allocation_within_the_limit_is_granted_and_its_memory_moves() {
         assert_eq!(memory.lacking(), BTreeMap::from([(A, lacking)]));
         // A chunk freed while it is away is not waited for.
         library.say(ToDaemon::Freed { chunk: 2 });
-        until(|| told.freed.lock().unwrap().len() == 1);
+        until(|| recorder.freed.lock().unwrap().len() == 1);
         let back = places.iter().map(|place| (*place, null())).collect();
         let moving = scope.spawn(|| memory.map(A, back));
-        assert_eq!(library.hear(), Some(ToLibrary::Restore { chunk: 1 }));
+        assert_eq!(library.receive(), Some(ToLibrary::Restore { chunk: 1 }));
         library.say(ToDaemon::Restored { chunk: 1 });
-        assert_eq!(library.hear(), Some(ToLibrary::Restore { chunk: 2 }));
+        assert_eq!(library.receive(), Some(ToLibrary::Restore { chunk: 2 }));
         library.say(ToDaemon::Failed {
             chunk: 2,
             result: 0,
@@ -169,28 +172,31 @@ fn allocation_within_the_limit_is_granted_and_its_memory_moves() {
     assert_eq!(memory.held_bytes(A), Some((20 * MIB, 0)));
     assert_eq!(memory.figures()["program_memory_denied_limit"], 1);
     drop(library);
-    until(|| told.freed.lock().unwrap().len() == 2);
+    until(|| recorder.freed.lock().unwrap().len() == 2);
     assert_eq!(memory.held_bytes(A), None);
 }
 
 #[test]
 fn what_is_given_is_waited_for_and_what_cannot_be_is_denied() {
-    let (memory, told) = memory(true);
+    let (memory, recorder) = memory(true);
     let library = connect(&memory, 90 * MIB);
     let bytes = 20 * MIB;
     library.say(ToDaemon::Ask { chunk: 1, bytes });
-    until(|| told.given.lock().unwrap().len() == 1);
-    let place = told.given.lock().unwrap()[0];
+    until(|| recorder.given.lock().unwrap().len() == 1);
+    let place = recorder.given.lock().unwrap()[0];
     thread::scope(|scope| {
         let giving = scope.spawn(|| memory.map(A, vec![(place, null())]));
-        assert_eq!(library.hear(), Some(ToLibrary::Restore { chunk: 1 }));
+        assert_eq!(library.receive(), Some(ToLibrary::Restore { chunk: 1 }));
         library.say(ToDaemon::Restored { chunk: 1 });
         assert_eq!(giving.join().unwrap(), Ok(()));
     });
-    *told.full.lock().unwrap() = true;
+    *recorder.full.lock().unwrap() = true;
     library.say(ToDaemon::Ask { chunk: 2, bytes });
     let reason = Denial::Full;
-    assert_eq!(library.hear(), Some(ToLibrary::Denied { chunk: 2, reason }));
+    assert_eq!(
+        library.receive(),
+        Some(ToLibrary::Denied { chunk: 2, reason })
+    );
     assert_eq!(memory.held_bytes(A), Some((20 * MIB, 0)));
     let (reason, bytes) = (Pin::Managed, 7);
     library.say(ToDaemon::Pinned { reason, bytes });
@@ -199,7 +205,7 @@ fn what_is_given_is_waited_for_and_what_cannot_be_is_denied() {
 
 #[test]
 fn breach_ends_the_connection_and_frees_its_chunks() {
-    let (memory, told) = memory(false);
+    let (memory, recorder) = memory(false);
     let bytes = 20 * MIB;
     let breaches: [fn(&Library); 5] = [
         |library| library.raw(&[1, 2, 3], None),
@@ -212,25 +218,25 @@ fn breach_ends_the_connection_and_frees_its_chunks() {
         let library = connect(&memory, 40 * MIB);
         library.say(ToDaemon::Made { chunk: 1, bytes });
         breach(&library);
-        assert_eq!(library.hear(), None);
+        assert_eq!(library.receive(), None);
         until(|| memory.held_bytes(A).is_none());
     }
     // No chunk is kept.
-    until(|| told.freed.lock().unwrap().len() == 5);
+    until(|| recorder.freed.lock().unwrap().len() == 5);
     let silent = connect(&memory, 40 * MIB);
     silent.say(ToDaemon::Made { chunk: 1, bytes });
-    until(|| told.made.lock().unwrap().len() == 6);
-    let place = told.made.lock().unwrap()[5];
+    until(|| recorder.made.lock().unwrap().len() == 6);
+    let place = recorder.made.lock().unwrap()[5];
     thread::scope(|scope| {
         let moving = scope.spawn(|| memory.unmap(A, &[place]));
-        assert_eq!(silent.hear(), Some(ToLibrary::Release { chunk: 1 }));
+        assert_eq!(silent.receive(), Some(ToLibrary::Release { chunk: 1 }));
         silent.say(ToDaemon::Failed {
             chunk: 1,
             result: 1,
         });
         assert!(moving.join().unwrap().is_err());
     });
-    assert_eq!(silent.hear(), None, "not spoken with any more");
+    assert_eq!(silent.receive(), None, "it gets no more messages");
 }
 
 #[test]
@@ -275,7 +281,7 @@ fn removed_tenant_is_disconnected_and_cannot_connect() {
     let (memory, _) = memory(false);
     let library = connect(&memory, 40 * MIB);
     memory.remove(A);
-    assert_eq!(library.hear(), None);
+    assert_eq!(library.receive(), None);
     until(|| memory.held_bytes(A).is_none());
     let stream = || std::os::unix::net::UnixStream::pair().unwrap().0;
     assert!(memory.connect(A, stream().into()).is_err(), "no tenant");

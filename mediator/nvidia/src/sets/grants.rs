@@ -18,15 +18,16 @@ use turnstile_gpu::{ChunkId, Direction, MemoryEvent, MoveReport};
 /// shows it. SOURCE: of the former `demand.rs`, STEADY (8 ms) and an arrival (2 ms).
 const GRACE: Duration = Duration::from_millis(12);
 /// Time after which a program that lacks memory is made resident although it has not reported work:
-/// work that it queued earlier is not visible. Doubles each time in a row, up to `LOOK_IN_MAX`.
-const LOOK_IN: Duration = Duration::from_secs(10);
-const LOOK_IN_MAX: Duration = Duration::from_secs(640);
+/// work that it queued earlier is not visible. Doubles each time in a row, up to
+/// [`PROBE_INTERVAL_MAX`].
+const PROBE_INTERVAL: Duration = Duration::from_secs(10);
+const PROBE_INTERVAL_MAX: Duration = Duration::from_secs(640);
 
 /// Whether a program wants the engine, from signs outside the engine. Pure.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wishes {
     /// It has reported work since its memory was moved out.
-    said: bool,
+    reported: bool,
     /// Since when it lacks memory.
     lacks_since: Option<Instant>,
     /// Time without a report of work after which it is made resident.
@@ -38,9 +39,9 @@ pub(super) struct Wishes {
 impl Wishes {
     const fn new() -> Self {
         Self {
-            said: false,
+            reported: false,
             lacks_since: None,
-            patience: LOOK_IN,
+            patience: PROBE_INTERVAL,
             granted_at: None,
         }
     }
@@ -54,20 +55,20 @@ impl Wishes {
         let Some(since) = self.lacks_since.take() else {
             return;
         };
-        let looked_in = !self.said && now.duration_since(since) >= self.patience;
-        self.patience = if looked_in {
-            (self.patience * 2).min(LOOK_IN_MAX)
+        let probed = !self.reported && now.duration_since(since) >= self.patience;
+        self.patience = if probed {
+            (self.patience * 2).min(PROBE_INTERVAL_MAX)
         } else {
-            LOOK_IN
+            PROBE_INTERVAL
         };
-        self.said = false;
+        self.reported = false;
         self.granted_at = Some(now);
     }
 
     pub(super) fn wants(&self, lacks: bool, now: Instant) -> bool {
         let since = |at: Option<Instant>| at.map(|at| now.duration_since(at));
         if lacks {
-            self.said || since(self.lacks_since).is_some_and(|long| long >= self.patience)
+            self.reported || since(self.lacks_since).is_some_and(|long| long >= self.patience)
         } else {
             since(self.granted_at).is_some_and(|long| long < GRACE)
         }
@@ -94,7 +95,7 @@ impl Sets {
         let state = if here { State::Granted } else { State::Blank };
         owner.insert(first, place, state);
         if let Some(wishes) = owner.wishes.as_mut().filter(|_| !here) {
-            wishes.said = true;
+            wishes.reported = true;
             wishes.lacks(Instant::now());
         }
         table.entered(tenant, first, place.bytes, here);
@@ -154,7 +155,7 @@ impl Sets {
         if let Ok(owner) = lock(&self.shared.table).owner(tenant)
             && let Some(wishes) = &mut owner.wishes
         {
-            wishes.said = true;
+            wishes.reported = true;
             wishes.lacks(Instant::now());
         }
     }
@@ -172,7 +173,7 @@ mod tests {
         let mut now = begin;
         for nth in 0..3 {
             wishes.lacks(now);
-            let patience = LOOK_IN * 2_u32.pow(nth);
+            let patience = PROBE_INTERVAL * 2_u32.pow(nth);
             assert!(!wishes.wants(true, now + patience - GRACE));
             now += patience;
             assert!(wishes.wants(true, now));
@@ -184,10 +185,10 @@ mod tests {
             assert!(!wishes.wants(false, now + GRACE));
         }
         wishes.lacks(now);
-        wishes.said = true;
+        wishes.reported = true;
         assert!(wishes.wants(true, now), "at once");
         wishes.granted(now);
         wishes.lacks(now);
-        assert!(wishes.wants(true, now + LOOK_IN), "as at first");
+        assert!(wishes.wants(true, now + PROBE_INTERVAL), "as at first");
     }
 }

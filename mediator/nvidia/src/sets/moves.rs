@@ -29,10 +29,10 @@ type Given = (ChunkId, Place, Resident, Option<Away>);
 impl Shared {
     /// Logs a failed move. Failed moves are repeated, so at most one line per interval is logged.
     fn complain(&self, tenant: TenantId, error: &str) {
-        const TELL_EVERY: Duration = Duration::from_secs(10);
-        let mut told = lock(&self.told);
-        if told.is_none_or(|at| at.elapsed() >= TELL_EVERY) {
-            *told = Some(Instant::now());
+        const LOG_INTERVAL: Duration = Duration::from_secs(10);
+        let mut logged_at = lock(&self.logged_at);
+        if logged_at.is_none_or(|at| at.elapsed() >= LOG_INTERVAL) {
+            *logged_at = Some(Instant::now());
             log::error!("Memory of {tenant} stays where it is: {error}");
         }
     }

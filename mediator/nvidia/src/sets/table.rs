@@ -62,7 +62,7 @@ pub(super) struct Owner {
     /// Requests of it that need the GPU: those in service, which keep it from being suspended, and
     /// all.
     pub(super) served: usize,
-    pub(super) asked: usize,
+    pub(super) requests: usize,
 }
 
 impl Owner {

@@ -160,10 +160,10 @@ impl Bench {
             count: AtomicU64::new(0),
         };
         let pinned = Arc::<Mutex<Vec<TenantId>>>::default();
-        let told = pinned.clone();
+        let reported = pinned.clone();
         let pin_owner = Box::new(move |tenant: TenantId, on: bool| {
             assert!(on, "of VMs nothing is unpinned");
-            told.lock().unwrap().push(tenant);
+            reported.lock().unwrap().push(tenant);
             Ok(())
         });
         let (card, pool) = (card * CHUNK_BYTES, pool * CHUNK_BYTES);
@@ -326,11 +326,11 @@ fn what_finds_no_room_is_blank_and_comes_as_zeros() {
     let refused = bench.sets.allocate(B, at(8), 48 * CHUNK_BYTES).unwrap_err();
     assert_eq!(refused.code, ErrorCode::OutOfGpuMemory);
     let events = bench.events();
-    let told = MemoryEvent::Refused {
+    let reported = MemoryEvent::Refused {
         owner: B,
         bytes: 48 * CHUNK_BYTES,
     };
-    assert_eq!(events.last(), Some(&told));
+    assert_eq!(events.last(), Some(&reported));
     let again = bench.sets.again(B).unwrap();
     assert!(again.len() == 1 && again[0].1.is_none());
     assert!(bench.sets.held(A) && bench.sets.held(B));
@@ -346,7 +346,7 @@ fn what_finds_no_room_is_blank_and_comes_as_zeros() {
 fn a_request_waits_for_the_turn_and_is_not_interrupted() {
     let bench = Bench::new(4, 64, u64::MAX);
     let served = bench.sets.serve(A, LONG).unwrap();
-    assert!(bench.sets.is_served(A) && bench.sets.asks(A));
+    assert!(bench.sets.is_served(A) && bench.sets.has_request(A));
     assert!(!bench.sets.held(A), "not while it is served");
     assert!(!bench.sets.is_still(A));
     drop(served);
@@ -354,7 +354,7 @@ fn a_request_waits_for_the_turn_and_is_not_interrupted() {
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| bench.sets.serve(A, LONG).map(drop));
         let begin = Instant::now();
-        while !bench.sets.asks(A) {
+        while !bench.sets.has_request(A) {
             assert!(begin.elapsed() < LONG);
             std::thread::yield_now();
         }
@@ -362,7 +362,7 @@ fn a_request_waits_for_the_turn_and_is_not_interrupted() {
         assert!(bench.sets.release(A));
         waiting.join().unwrap().unwrap();
     });
-    assert!(!bench.sets.asks(A));
+    assert!(!bench.sets.has_request(A));
     bench.sets.held(A);
     let late = bench.sets.serve(A, Duration::ZERO).unwrap_err();
     assert_eq!(late.code, ErrorCode::HostLimit);

@@ -1,16 +1,16 @@
 //! The sharing core: an NVIDIA GPU on which tenants run together.
 //!
 //! ```text
-//!   observe: log, engine status, busy counter, channel status -> looker -> Look
-//!   Look -> mediation (rule `owed`) -> holds -> executor, lease, preemptor
+//!   observe: log, engine status, busy counter, channel status -> probe -> reading
+//!   reading -> mediation (rule `owed`) -> holds -> executor, lease, preemptor
 //!                                  \-> time slices -> channel groups
 //! ```
 //!
-//! The hardware divides the engine in time slices. The core looks at it each 20 ms, and holds
+//! The hardware divides the engine in time slices. The core polls it each 20 ms, and holds
 //! tenants only while another has a turn of its own, by a cap, and while their memory is away.
 
+mod engine_probe;
 mod holds;
-mod looker;
 mod moving;
 mod owner;
 mod start;
@@ -23,10 +23,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use turnstile_accounting::{EngineId, Moment, Nanos, SwitchEvent, TenantId};
+use turnstile_accounting::{EngineId, Moment, Nanos, TenantId};
 use turnstile_gpu::{
-    Allocation, COMPUTE, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, Look,
-    MemoryEvent, MoveError, MoveOrder, ProgramRefusal, Refusal, TenantResources, Untracked,
+    Allocation, COMPUTE, Capabilities, ChannelActivity, ChannelConfig, Channels, DoorbellChange,
+    EngineReading, EngineStatus, Gpu, Memory, MemoryEvent, Metering, MoveError, MoveOrder, Order,
+    ProgramEvent, ProgramRefusal, Refusal, Report, Suspension, TenantMemory, TenantResources,
+    Untracked,
 };
 use turnstile_host::process;
 use turnstile_vmm::wire::ObjectChange;
@@ -41,19 +43,19 @@ use crate::rm::RmClient;
 use crate::sets::Sets;
 use crate::version::DriverAbi;
 use crate::vms::Vms;
+use engine_probe::EngineProbe;
 pub use holds::{Holds, Reason};
-use looker::Looker;
 pub use moving::Moving;
 pub use start::NvidiaError;
 
-/// Lock order: `holds`, `preemptor`, `looker`, `clock`. The locks of the working sets are taken
+/// Lock order: `holds`, `preemptor`, `probe`, `clock`. The locks of the working sets are taken
 /// while none of these is held.
 #[derive(Debug)]
 struct Shared {
     client: Arc<RmClient>,
     driver: DriverAbi,
     clock: Mutex<GpuClock>,
-    looker: Mutex<Looker>,
+    probe: Mutex<EngineProbe>,
     executor: SuspendExecutor,
     holds: Mutex<Holds>,
     preemptor: Mutex<Option<Preemptor>>,
@@ -92,12 +94,12 @@ impl Shared {
 
     /// Tenants that have work which their channels do not show: commands that the worker of a VM
     /// keeps while the VM is held, and requests that need memory that is away.
-    fn asking(&self) -> BTreeSet<TenantId> {
-        let tenants: Vec<TenantId> = lock(&self.looker).tenants.keys().copied().collect();
-        let asks = |tenant: &TenantId| {
-            self.sets().is_some_and(|sets| sets.asks(*tenant)) || self.pends(*tenant)
+    fn with_requests(&self) -> BTreeSet<TenantId> {
+        let tenants: Vec<TenantId> = lock(&self.probe).tenants.keys().copied().collect();
+        let requests = |tenant: &TenantId| {
+            self.sets().is_some_and(|sets| sets.has_request(*tenant)) || self.pends(*tenant)
         };
-        tenants.into_iter().filter(asks).collect()
+        tenants.into_iter().filter(requests).collect()
     }
 
     /// Whether commands of a VM are pending.
@@ -110,7 +112,7 @@ impl Shared {
     }
 
     fn changed(&self, tenant: TenantId, pid: u32, changes: &[ObjectChange]) {
-        if lock(&self.looker).changed(tenant, pid, changes) {
+        if lock(&self.probe).changed(tenant, pid, changes) {
             self.executor.channels_added(tenant);
         }
         self.inherit(tenant, pid, changes);
@@ -126,7 +128,7 @@ pub struct SharedGpu {
     thread: Option<JoinHandle<()>>,
 }
 
-/// How often memory that moves is looked after within a period.
+/// Interval, within a period, of the check of memory that moves.
 pub const MEMORY_TICK: Nanos = Nanos::from_ms(3);
 
 impl Gpu for SharedGpu {
@@ -134,10 +136,48 @@ impl Gpu for SharedGpu {
         self.capabilities
     }
 
-    fn now(&self) -> Moment {
-        self.shared.now()
+    fn report(&self) -> Report {
+        let (calls, work) = (self.shared.executor.calls(), self.shared.executor.work());
+        let mut figures = self.shared.programs.figures();
+        let mut probe = lock(&self.shared.probe);
+        let (missing, dropped) = probe.losses();
+        figures.extend([
+            ("suspend_calls", calls.count),
+            ("suspend_calls_failed", calls.failed),
+            ("suspend_calls_ns", calls.total_ns),
+            ("gate_works", work.count),
+            ("gate_works_ns", work.wall_ns),
+            ("gate_works_cpu_ns", work.cpu_ns),
+            ("looks", probe.polls.count),
+            ("looks_ns", probe.polls.wall_ns),
+            ("looks_cpu_ns", probe.polls.cpu_ns),
+            ("log_reads_ns", probe.log_reads.wall_ns),
+            ("channel_reads_ns", probe.channel_reads.wall_ns),
+            ("log_records", probe.switched),
+            ("log_records_missing", missing),
+            ("log_records_dropped", dropped),
+            ("windows_split", probe.split),
+        ]);
+        probe
+            .processes
+            .forget_gone(|pid| process::Identity::of(pid).is_none());
+        let of = |(pid, switches): (&u32, &u64)| Untracked {
+            pid: *pid,
+            name: process::name(*pid),
+            switches: *switches,
+        };
+        // The mover is the daemon's own.
+        let strange = |pid: &u32| process::parent(*pid) != Some(std::process::id());
+        let unknown = probe.processes.unknown().iter();
+        Report {
+            figures,
+            untracked: unknown.filter(|(pid, _)| strange(pid)).map(of).collect(),
+            ..Report::default()
+        }
     }
+}
 
+impl Channels for SharedGpu {
     fn create_context(
         &self,
         tenant: TenantId,
@@ -150,11 +190,11 @@ impl Gpu for SharedGpu {
             .vms
             .start(tenant, resources, move |pid, changes| {
                 let Some(changes) = changes else {
-                    lock(&shared.looker).exited(pid);
+                    lock(&shared.probe).exited(pid);
                     return;
                 };
                 if !known.swap(true, Ordering::Relaxed) {
-                    lock(&shared.looker).add(tenant, pid);
+                    lock(&shared.probe).add(tenant, pid);
                 }
                 shared.changed(tenant, pid, changes);
             });
@@ -172,7 +212,7 @@ impl Gpu for SharedGpu {
         }
         lock(&self.shared.holds).forget(tenant);
         self.shared.executor.submit(tenant, false);
-        lock(&self.shared.looker).remove(tenant);
+        lock(&self.shared.probe).remove(tenant);
     }
 
     fn open_channel(&self, tenant: TenantId, config: ChannelConfig) -> Result<u32, Refusal> {
@@ -186,25 +226,6 @@ impl Gpu for SharedGpu {
         let lives = !worker.is_lost();
         let _pass = lives.then(|| self.shared.pass(tenant)).transpose()?;
         worker.close_channel(channel)
-    }
-
-    fn allocate(&self, tenant: TenantId, bytes: u64) -> Result<Allocation, Refusal> {
-        match self.shared.sets() {
-            Some(sets) => self.shared.allocate_moving(sets, tenant, bytes),
-            None => self.shared.vms.of(tenant)?.allocate(bytes),
-        }
-    }
-
-    fn free(&self, tenant: TenantId, va: u64) -> Result<(), Refusal> {
-        match self.shared.sets() {
-            Some(sets) => self.shared.free_moving(sets, tenant, va),
-            None => self.shared.vms.of(tenant)?.free(va),
-        }
-    }
-
-    fn memory_free_bytes(&self, tenant: TenantId) -> u64 {
-        let worker = self.shared.vms.of(tenant);
-        worker.map_or(0, |worker| worker.memory_free_bytes())
     }
 
     fn load_module(
@@ -232,93 +253,84 @@ impl Gpu for SharedGpu {
         self.shared.vms.of(tenant)?.find_function(module, name)
     }
 
-    fn engine_status(&self, engine: EngineId) -> EngineStatus {
-        let resident = || lock(&self.shared.looker).resident();
-        let running = (engine == COMPUTE).then(resident).flatten();
-        EngineStatus { running }
-    }
-
-    /// Orders that were given since the last look are carried out first.
-    fn nap(&self, length: Nanos) -> Option<Nanos> {
-        let shared = &self.shared;
-        let begin = shared.now();
-        shared.executor.run_pending(&self.holder, &**shared, true);
-        let left = length.saturating_sub(shared.now().since(begin));
-        // CAST: less than a second.
-        let timeout = Timespec {
-            tv_sec: (left.0 / 1_000_000_000) as i64,
-            tv_nsec: (left.0 % 1_000_000_000) as i64,
-        };
-        let mut fds = [PollFd::new(&shared.wake, PollFlags::IN)];
-        // An error: a signal came. The caller looks at the time.
-        if poll(&mut fds, Some(&timeout)).is_ok_and(|ready| ready > 0) {
-            let mut count = [0; 8];
-            let _ = rustix::io::read(&shared.wake, &mut count);
-        }
-        shared.executor.caller_awakes();
-        None
-    }
-
-    fn wake(&self) {
-        // Full: it was woken often enough.
-        let _ = rustix::io::write(&self.shared.wake, &1_u64.to_ne_bytes());
-    }
-
-    /// The log is read at looks.
-    fn read_events(&self, _: &mut Vec<SwitchEvent>) -> bool {
-        true
-    }
-
-    fn read_look(&self, look: &mut Look) {
-        let shared = &self.shared;
-        shared.executor.run_pending(&self.holder, &**shared, false);
-        lock(&shared.clock).follow(&shared.client, &shared.driver);
-        shared.vms.set_clock(shared.now());
-        let asking = shared.asking();
-        let asks = |tenant| asking.contains(&tenant);
-        let mut looker = lock(&shared.looker);
-        if let Err(error) = looker.look(|| shared.now(), asks, look) {
-            log::error!("{error}");
-        }
-    }
-
-    fn set_slice(&self, tenant: TenantId, slice: Nanos) {
-        lock(&self.shared.looker).groups.order(tenant, slice);
-    }
-
-    fn hold(&self, tenant: TenantId, engine: EngineId, held: bool) {
-        if engine == COMPUTE {
-            self.shared.hold(tenant, Reason::Rule, held);
-        }
-    }
-
-    fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>) {
+    fn doorbells_changed(&self, tenant: TenantId, change: DoorbellChange) {
         if let Ok(worker) = self.shared.vms.of(tenant) {
-            worker.activity(channels);
-            return;
+            match change {
+                DoorbellChange::Written => worker.ring(),
+                DoorbellChange::AnyOpen(open) => worker.set_unwatched(open),
+            }
         }
-        let looker = lock(&self.shared.looker);
-        let of = looker.tenants.get(&tenant).copied().unwrap_or_default();
-        channels.push(ChannelActivity {
-            channel: 0,
-            pending: of.has_work.into(),
-            finished: None,
-            stalls: 0,
-            last_active: of.active.unwrap_or(Moment(0)),
-        });
     }
 
-    fn suspend(&self, tenant: TenantId) {
-        self.shared.hold(tenant, Reason::Memory, true);
+    fn program(&self, tenant: TenantId, event: ProgramEvent<'_>) -> Result<(), ProgramRefusal> {
+        let shared = &self.shared;
+        match event {
+            ProgramEvent::Started {
+                root,
+                memory_max_bytes,
+            } => {
+                let card_bytes = self.capabilities.memory_bytes;
+                let max_bytes = memory_max_bytes.map_or(card_bytes, |max| max.min(card_bytes));
+                shared.programs.add(tenant, Some(max_bytes));
+                shared.chunks.add(tenant, &shared.programs);
+                lock(&shared.probe).add(tenant, root);
+                self.wake();
+            }
+            ProgramEvent::Memory(connection) => {
+                let connected = shared.programs.connect(tenant, connection);
+                connected.map_err(ProgramRefusal::Refused)?;
+            }
+            ProgramEvent::Changed { pid, changes } => shared.changed(tenant, pid, changes),
+            ProgramEvent::Exited { pid } => lock(&shared.probe).exited(pid),
+        }
+        Ok(())
     }
+}
 
-    fn resume(&self, tenant: TenantId) {
-        self.shared.hold(tenant, Reason::Memory, false);
+impl Suspension for SharedGpu {
+    fn carry_out(&self, orders: &[Order]) {
+        for order in orders {
+            match *order {
+                Order::Hold(tenant, COMPUTE) => self.shared.hold(tenant, Reason::Rule, true),
+                Order::Release(tenant, COMPUTE) => self.shared.hold(tenant, Reason::Rule, false),
+                // Copy engines cannot be taken from a tenant alone.
+                Order::Hold(..) | Order::Release(..) => {}
+                Order::Suspend(tenant) => self.shared.hold(tenant, Reason::Memory, true),
+                Order::Resume(tenant) => self.shared.hold(tenant, Reason::Memory, false),
+                Order::Slice(tenant, slice) => {
+                    lock(&self.shared.probe).groups.order(tenant, slice);
+                }
+            }
+        }
     }
 
     fn is_quiet(&self, tenant: TenantId) -> bool {
         let sets = self.shared.sets();
         !self.shared.executor.is_pending() && sets.is_some_and(|sets| sets.is_still(tenant))
+    }
+}
+
+impl Memory for SharedGpu {
+    fn allocate(&self, tenant: TenantId, bytes: u64) -> Result<Allocation, Refusal> {
+        match self.shared.sets() {
+            Some(sets) => self.shared.allocate_moving(sets, tenant, bytes),
+            None => self.shared.vms.of(tenant)?.allocate(bytes),
+        }
+    }
+
+    fn free(&self, tenant: TenantId, va: u64) -> Result<(), Refusal> {
+        match self.shared.sets() {
+            Some(sets) => self.shared.free_moving(sets, tenant, va),
+            None => self.shared.vms.of(tenant)?.free(va),
+        }
+    }
+
+    fn memory(&self, tenant: TenantId) -> TenantMemory {
+        let worker = self.shared.vms.of(tenant);
+        TenantMemory {
+            free_bytes: worker.map_or(0, |worker| worker.memory_free_bytes()),
+            ..TenantMemory::default()
+        }
     }
 
     fn move_memory(&self, order: MoveOrder) -> Result<(), MoveError> {
@@ -331,84 +343,72 @@ impl Gpu for SharedGpu {
             sets.read_events(events);
         }
     }
+}
 
-    fn ring(&self, tenant: TenantId) {
+impl Metering for SharedGpu {
+    fn now(&self) -> Moment {
+        self.shared.now()
+    }
+
+    fn engine_status(&self, engine: EngineId) -> EngineStatus {
+        let resident = || lock(&self.shared.probe).resident();
+        let running = (engine == COMPUTE).then(resident).flatten();
+        EngineStatus { running }
+    }
+
+    fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>) {
         if let Ok(worker) = self.shared.vms.of(tenant) {
-            worker.ring();
+            worker.activity(channels);
+            return;
+        }
+        let probe = lock(&self.shared.probe);
+        let of = probe.tenants.get(&tenant).copied().unwrap_or_default();
+        channels.push(ChannelActivity {
+            channel: 0,
+            pending: of.has_work.into(),
+            finished: None,
+            stalls: 0,
+            last_active: of.active.unwrap_or(Moment(0)),
+        });
+    }
+
+    fn read(&self, reading: &mut EngineReading) {
+        let shared = &self.shared;
+        shared.executor.run_pending(&self.holder, &**shared, false);
+        lock(&shared.clock).follow(&shared.client, &shared.driver);
+        shared.vms.set_clock(shared.now());
+        let with_requests = shared.with_requests();
+        let requests = |tenant| with_requests.contains(&tenant);
+        let mut probe = lock(&shared.probe);
+        if let Err(error) = probe.poll(|| shared.now(), requests, reading) {
+            log::error!("{error}");
         }
     }
 
-    fn set_unwatched(&self, tenant: TenantId, open: bool) {
-        if let Ok(worker) = self.shared.vms.of(tenant) {
-            worker.set_unwatched(open);
-        }
-    }
-
-    fn add_program(
-        &self,
-        tenant: TenantId,
-        root: u32,
-        memory_max_bytes: Option<u64>,
-    ) -> Result<(), ProgramRefusal> {
-        let card_bytes = self.capabilities.memory_bytes;
-        let max_bytes = memory_max_bytes.map_or(card_bytes, |max| max.min(card_bytes));
-        self.shared.programs.add(tenant, Some(max_bytes));
-        self.shared.chunks.add(tenant, &self.shared.programs);
-        lock(&self.shared.looker).add(tenant, root);
-        self.wake();
-        Ok(())
-    }
-
-    fn program_memory(&self, tenant: TenantId, connection: OwnedFd) -> Result<(), String> {
-        self.shared.programs.connect(tenant, connection)
-    }
-
-    fn program_changed(&self, tenant: TenantId, pid: u32, changes: &[ObjectChange]) {
-        self.shared.changed(tenant, pid, changes);
-    }
-
-    fn program_exited(&self, _: TenantId, pid: u32) {
-        lock(&self.shared.looker).exited(pid);
-    }
-
-    fn figures(&self) -> BTreeMap<&'static str, u64> {
-        let (calls, work) = (self.shared.executor.calls(), self.shared.executor.work());
-        let mut figures = self.shared.programs.figures();
-        let looker = lock(&self.shared.looker);
-        let (missing, dropped) = looker.losses();
-        figures.extend([
-            ("suspend_calls", calls.count),
-            ("suspend_calls_failed", calls.failed),
-            ("suspend_calls_ns", calls.total_ns),
-            ("gate_works", work.count),
-            ("gate_works_ns", work.wall_ns),
-            ("gate_works_cpu_ns", work.cpu_ns),
-            ("looks", looker.looks.count),
-            ("looks_ns", looker.looks.wall_ns),
-            ("looks_cpu_ns", looker.looks.cpu_ns),
-            ("log_reads_ns", looker.log_reads.wall_ns),
-            ("channel_reads_ns", looker.channel_reads.wall_ns),
-            ("log_records", looker.switched),
-            ("log_records_missing", missing),
-            ("log_records_dropped", dropped),
-            ("windows_split", looker.split),
-        ]);
-        figures
-    }
-
-    fn untracked(&self) -> Vec<Untracked> {
-        let mut looker = lock(&self.shared.looker);
-        let is_gone = |pid| process::Identity::of(pid).is_none();
-        looker.processes.forget_gone(is_gone);
-        let of = |(pid, switches): (&u32, &u64)| Untracked {
-            pid: *pid,
-            name: process::name(*pid),
-            switches: *switches,
+    /// Orders that were given since the last reading are carried out first.
+    fn wait(&self, length: Nanos) -> bool {
+        let shared = &self.shared;
+        let begin = shared.now();
+        shared.executor.run_pending(&self.holder, &**shared, true);
+        let left = length.saturating_sub(shared.now().since(begin));
+        // CAST: less than a second.
+        let timeout = Timespec {
+            tv_sec: (left.0 / 1_000_000_000) as i64,
+            tv_nsec: (left.0 % 1_000_000_000) as i64,
         };
-        // The mover is the daemon's own.
-        let strange = |pid: &u32| process::parent(*pid) != Some(std::process::id());
-        let unknown = looker.processes.unknown().iter();
-        unknown.filter(|(pid, _)| strange(pid)).map(of).collect()
+        let mut fds = [PollFd::new(&shared.wake, PollFlags::IN)];
+        // An error: a signal came. The caller reads the time.
+        if poll(&mut fds, Some(&timeout)).is_ok_and(|ready| ready > 0) {
+            let mut count = [0; 8];
+            let _ = rustix::io::read(&shared.wake, &mut count);
+        }
+        shared.executor.caller_awakes();
+        false
+    }
+
+    fn wake(&self) {
+        // Full: it was woken often enough.
+        let _ = rustix::io::write(&self.shared.wake, &1_u64.to_ne_bytes());
     }
 }
 

@@ -94,8 +94,8 @@ impl Shared {
     /// processes; the process that lacks memory ends itself.
     pub(super) fn able_channels(&self) -> BTreeMap<TenantId, Vec<Channel>> {
         let lacking = self.programs.lacking();
-        let looker = lock(&self.looker);
-        let able = |(tenant, pids)| (tenant, looker.processes.all_channels_but(tenant, &pids));
+        let probe = lock(&self.probe);
+        let able = |(tenant, pids)| (tenant, probe.processes.all_channels_but(tenant, &pids));
         lacking.into_iter().map(able).collect()
     }
 

@@ -12,26 +12,26 @@ use crate::tenant::state::Event;
 
 impl ActivityProbe for Shared {
     fn channel_activity(&self, tenant: TenantId) -> Option<Activity> {
-        let looker = lock(&self.looker);
-        let has_work = looker.has_work(tenant)?;
-        let active = looker.tenants.get(&tenant)?.active.unwrap_or(Moment(0));
+        let probe = lock(&self.probe);
+        let has_work = probe.has_work(tenant)?;
+        let active = probe.tenants.get(&tenant)?.active.unwrap_or(Moment(0));
         Some(Activity { active, has_work })
     }
 
     fn was_resident(&self, tenant: TenantId, within: Duration) -> bool {
-        let looker = lock(&self.looker);
-        let active = looker.tenants.get(&tenant).and_then(|of| of.active);
+        let probe = lock(&self.probe);
+        let active = probe.tenants.get(&tenant).and_then(|of| of.active);
         // CAST: less than a second.
         let within = within.as_nanos() as u64;
         active.is_some_and(|at| self.now().since(at).0 <= within)
-            || looker.resident() == Some(tenant)
+            || probe.resident() == Some(tenant)
     }
 }
 
 impl Shared {
     fn happened(&self, tenant: TenantId, event: Event) {
         let now = self.now();
-        lock(&self.looker).apply(tenant, event, now);
+        lock(&self.probe).apply(tenant, event, now);
     }
 }
 
@@ -39,16 +39,16 @@ impl Callbacks for Shared {
     fn channels_to_hold(&self, tenant: TenantId) -> Vec<Channel> {
         let lacks_memory = self.lacks_memory(tenant);
         let now = self.now();
-        let mut looker = lock(&self.looker);
-        looker.apply(tenant, Event::Hold, now);
+        let mut probe = lock(&self.probe);
+        probe.apply(tenant, Event::Hold, now);
         match lacks_memory {
-            true => looker.processes.all_channels(tenant),
-            false => looker.processes.compute_channels(tenant),
+            true => probe.processes.all_channels(tenant),
+            false => probe.processes.compute_channels(tenant),
         }
     }
 
     fn all_channels(&self, tenant: TenantId) -> Vec<Channel> {
-        lock(&self.looker).processes.all_channels(tenant)
+        lock(&self.probe).processes.all_channels(tenant)
     }
 
     fn runnable_channels(&self, tenant: TenantId) -> Vec<Channel> {
@@ -61,7 +61,7 @@ impl Callbacks for Shared {
     }
 
     fn take_engine(&self, tenant: TenantId) {
-        if !lock(&self.looker).stays_resident(tenant) {
+        if !lock(&self.probe).stays_resident(tenant) {
             return;
         }
         let mut preemptor = lock(&self.preemptor);
@@ -81,7 +81,7 @@ impl Callbacks for Shared {
             preemptor.mend();
             preemptor.pid()
         });
-        lock(&self.looker).set_preemptor(pid);
+        lock(&self.probe).set_preemptor(pid);
     }
 
     fn on_running(&self, tenant: TenantId) {
@@ -115,6 +115,6 @@ impl Callbacks for Shared {
     }
 
     fn resident(&self) -> Option<TenantId> {
-        lock(&self.looker).resident()
+        lock(&self.probe).resident()
     }
 }

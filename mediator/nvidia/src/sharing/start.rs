@@ -9,7 +9,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use turnstile_abi::CHUNK_BYTES;
 use turnstile_gpu::{Capabilities, Suspend};
 
-use super::{Looker, Moving, Shared, SharedGpu};
+use super::{EngineProbe, Moving, Shared, SharedGpu};
 use crate::clock::GpuClock;
 use crate::events::EventLog;
 use crate::hold::holder::{Holder, OwnedSwitch};
@@ -102,8 +102,8 @@ impl SharedGpu {
             log::warn!("{reason}; resident time is charged, or work is assumed, in its place");
         }
         let edges = models::of(index).edges;
-        let mut looker = Looker::new(client.clone(), log, signals, edges);
-        looker.set_preemptor(preemptor.as_ref().and_then(Preemptor::pid));
+        let mut probe = EngineProbe::new(client.clone(), log, signals, edges);
+        probe.set_preemptor(preemptor.as_ref().and_then(Preemptor::pid));
         let chunks = ProgramChunks::default();
         // What all programs may have together.
         let room_bytes = moving.as_ref().map_or(facts.memory_bytes, |moving| {
@@ -114,7 +114,7 @@ impl SharedGpu {
             client: client.clone(),
             driver,
             clock: Mutex::new(clock),
-            looker: Mutex::new(looker),
+            probe: Mutex::new(probe),
             executor: SuspendExecutor::default(),
             holds: Mutex::default(),
             preemptor: Mutex::new(preemptor),
@@ -154,6 +154,7 @@ impl SharedGpu {
             multiprocessors: facts.multiprocessors,
             shared_bytes_max: facts.shared_bytes_max,
             memory_bytes,
+            memory_held: false,
             movable_memory: host_pool_bytes > 0,
             host_pool_bytes,
             move_window_bytes: shared.sets().map_or(0, |sets| 4 * sets.extent_bytes()),

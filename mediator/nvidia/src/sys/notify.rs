@@ -160,11 +160,11 @@ pub(crate) fn filter(command: &mut Command) -> io::Result<Pending> {
     ours.set_nonblocking(true)?;
     let install_and_tell = move || {
         let listener = install();
-        let told = match &listener {
+        let result = match &listener {
             Ok(listener) => tell(&theirs, 0, Some(listener.as_fd())),
             Err(error) => tell(&theirs, error.raw_os_error().unwrap_or(libc::EIO), None),
         };
-        listener.and(told)
+        listener.and(result)
     };
     // SAFETY: it runs between fork and exec, and only makes system calls: it neither allocates nor
     // takes a lock, and owns what it refers to.

@@ -5,11 +5,11 @@
 //!
 //! # Bounds
 //! What a tenant reports is not checked before. At most [`CALLS_MAX`] calls and [`SCANS_MAX`] scans
-//! of descriptors are made at a look. The channels of a tenant with more than [`CHANNELS_MAX`] are
+//! of descriptors are made at a poll. The channels of a tenant with more than [`CHANNELS_MAX`] are
 //! not read.
 //!
 //! In: channels and groups that processes report ([`Processes`]), time slices that the rule orders.
-//! Out: numbers of channels, by which channel status is read. Called at each look.
+//! Out: numbers of channels, by which channel status is read. Called at each poll.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -39,11 +39,11 @@ pub(crate) const OWN_SLICE: Nanos = Nanos::from_us(2_048);
 
 /// A refused call is tried again after this time.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// Calls to the driver at a look.
+/// Calls to the driver at a poll.
 const CALLS_MAX: usize = 32;
-/// Processes of which the descriptors are looked through at a look.
+/// Processes of which the descriptors are looked through at a poll.
 const SCANS_MAX: usize = 2;
-/// Channels of a tenant that are read at a look, 1.1 us each.
+/// Channels of a tenant that are read at a poll, 1.1 us each.
 const CHANNELS_MAX: usize = 64;
 /// A program sets the slice of a group after it made the group: the order is given again so often.
 const SLICE_ORDERS: u32 = 4;
@@ -99,7 +99,7 @@ pub(crate) struct ControlFiles {
     files: BTreeMap<(u32, u32), File>,
     /// When the descriptors of a process were looked through.
     scanned: BTreeMap<u32, Instant>,
-    /// Scans that are left at this look.
+    /// Scans that are left at this poll.
     scans: usize,
 }
 
@@ -153,7 +153,7 @@ impl ControlFiles {
         Err(refused)
     }
 
-    /// A look begins: closes the files of processes that are no tenant's any more.
+    /// A poll begins: closes the files of processes that are no tenant's any more.
     pub(crate) fn begin(&mut self, processes: &Processes) {
         self.scans = SCANS_MAX;
         let lives = |pid: u32| processes.tenant(pid).is_some();
@@ -437,10 +437,10 @@ mod tests {
         processes.changed(A, 50, &many);
         let (mut driver, now) = (FakeDriver::default(), Instant::now());
         groups.follow([A].into_iter(), &processes, &mut driver, now);
-        assert_eq!(driver.calls as usize, CALLS_MAX, "at a look");
+        assert_eq!(driver.calls as usize, CALLS_MAX, "at a poll");
         driver.bound = true;
-        for look in 1..20 {
-            let at = now + RETRY_INTERVAL * look;
+        for poll in 1..20 {
+            let at = now + RETRY_INTERVAL * poll;
             groups.follow([A].into_iter(), &processes, &mut driver, at);
         }
         assert_eq!(groups.channels(A), None, "too many to read");

@@ -92,7 +92,7 @@ impl Tenant {
     }
 
     /// Its channels were read at `now`, with something queued or not.
-    pub(crate) fn look(&mut self, has_work: bool, now: Moment) {
+    pub(crate) fn observe_work(&mut self, has_work: bool, now: Moment) {
         self.has_work = has_work;
         let event = if has_work {
             Event::Queued

@@ -145,7 +145,7 @@ impl<E: Executor> Engine<E> {
             phase: Phase::Fetching,
             in_flight: VecDeque::with_capacity(IN_FLIGHT_MAX),
             given: 0,
-            asked: 0,
+            marks_requested: 0,
             reached: 0,
             unmarked: 0,
             marks: VecDeque::new(),
@@ -281,7 +281,7 @@ impl<E: Executor> Engine<E> {
             .iter()
             .map(|(number, channel)| (*number, channel));
         let closing = state.closing.iter().map(|channel| (u32::MAX, channel));
-        let (mut dead, mut asked) = (None, false);
+        let (mut dead, mut checked) = (None, false);
         for (number, channel) in numbered.chain(closing).filter(|(_, channel)| busy(channel)) {
             // Each command may run for the limit, and a mark shows only the end of all of them.
             let commands = channel.commands_to_mark();
@@ -293,7 +293,7 @@ impl<E: Executor> Engine<E> {
                 return Some((failure, number));
             }
             // One stream answers for all of them: they have one context.
-            if !std::mem::replace(&mut asked, true)
+            if !std::mem::replace(&mut checked, true)
                 && let Err(failure) = self.executor.check(&channel.stream)
                 && failure.is_fatal
             {

@@ -22,7 +22,7 @@ use super::board::Standing;
 use super::config::WorkerConfig;
 use super::process::{Facts, Maker, Process, host, lost, start_process};
 use super::protocol::{Answer, Order};
-use tables::{LoadedModule, OpenChannel, Shared, Tables, Told, lock, watch_over};
+use tables::{LoadedModule, OpenChannel, Shared, Tables, WorkerSettings, lock, watch_over};
 use turnstile_gpu::layout::Layout;
 use turnstile_gpu::ring::check_channel;
 use turnstile_gpu::{Allocation, ChannelActivity, ChannelConfig, Refusal, TenantResources};
@@ -78,7 +78,7 @@ impl Worker {
             again: OnceLock::new(),
             ended: AtomicBool::new(false),
             process: Mutex::new(started.process.clone()),
-            told: Told::default(),
+            settings: WorkerSettings::default(),
         });
         watch_over(&shared, started.process, started.child)?;
         Ok(Self {
@@ -306,7 +306,7 @@ impl Worker {
 
     /// Sets whether any gate is open, so that doorbells have to be polled; never waits.
     pub fn set_unwatched(&self, open: bool) {
-        self.tell(|told| told.unwatched.store(open, Ordering::Relaxed));
+        self.publish(|settings| settings.unwatched.store(open, Ordering::Relaxed));
         self.ring();
     }
 
@@ -314,19 +314,19 @@ impl Worker {
     /// clock. Never waits.
     pub fn set_clock(&self, now: Moment) {
         let ahead_ns = now.0.wrapping_sub(super::serve::now().0);
-        self.tell(|told| told.clock_ahead_ns.store(ahead_ns, Ordering::Relaxed));
+        self.publish(|settings| settings.clock_ahead_ns.store(ahead_ns, Ordering::Relaxed));
     }
 
     /// Sets whether the VM's channels are suspended in hardware. Meanwhile time does not count
     /// against the worker's orders and commands. Never waits.
     pub fn set_suspended(&self, suspended: bool) {
-        self.tell(|told| told.suspended.store(suspended, Ordering::Relaxed));
+        self.publish(|settings| settings.suspended.store(suspended, Ordering::Relaxed));
     }
 
-    fn tell(&self, change: impl FnOnce(&Told)) {
+    fn publish(&self, change: impl FnOnce(&WorkerSettings)) {
         let process = lock(&self.shared.process);
-        change(&self.shared.told);
-        self.shared.told.tell(&process.board);
+        change(&self.shared.settings);
+        self.shared.settings.publish(&process.board);
     }
 
     /// Kills the process, which ends its work on the GPU, and has it reaped. Does not wait. Later
@@ -372,7 +372,7 @@ impl Worker {
         tables.line = Some(started.line);
         {
             let mut process = lock(&shared.process);
-            shared.told.tell(&started.process.board);
+            shared.settings.publish(&started.process.board);
             *process = started.process.clone();
         }
         if shared.ended.load(Ordering::SeqCst) {

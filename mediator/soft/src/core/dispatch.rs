@@ -14,7 +14,7 @@
 
 use std::sync::Arc;
 
-use turnstile_accounting::{EngineState, Moment, Nanos, TenantId};
+use turnstile_accounting::{EngineId, EngineState, Moment, Nanos, TenantId};
 
 use super::{Core, SlotRef};
 use crate::channel::Phase;
@@ -368,8 +368,8 @@ impl Core {
     }
 
     /// Holds a tenant on one engine, or lets it go on, as far as this GPU can.
-    pub(crate) fn set_held(&mut self, now: Moment, tenant: TenantId, engine: usize, held: bool) {
-        let now = self.tick(now);
+    pub(crate) fn set_held(&mut self, now: Moment, tenant: TenantId, engine: EngineId, held: bool) {
+        let (now, engine) = (self.tick(now), usize::from(engine.0));
         let holds = self.config.suspend != Suspend::Drains && engine < ENGINES;
         let Some(entry) = self.tenants.get_mut(&tenant).filter(|_| holds) else {
             return;

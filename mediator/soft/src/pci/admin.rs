@@ -14,7 +14,10 @@ use vm_memory::GuestAddress;
 
 use super::dma::Window;
 use super::{Device, lock};
-use turnstile_gpu::{ChannelConfig, Doorbells, Gpu, GuestMemory, Refusal, TenantResources};
+use turnstile_gpu::prelude::*;
+use turnstile_gpu::{
+    ChannelConfig, DoorbellChange, Doorbells, GuestMemory, Refusal, TenantResources,
+};
 
 /// Longest wait for a context's work to release its memory. TIMEOUT: a kernel checks for a stop
 /// request every few thousand instructions, which take microseconds.
@@ -220,8 +223,8 @@ impl Device {
                 (results[0], results[1]) = (function.into(), bytes.into());
             }
             AdminOp::Memory => {
-                results[0] = self.gpu.memory_free_bytes(tenant);
-                results[1] = self.gpu.memory_held_bytes(tenant).unwrap_or(0);
+                let memory = self.gpu.memory(tenant);
+                (results[0], results[1]) = (memory.free_bytes, memory.held_bytes);
             }
         }
         Ok(results)
@@ -272,7 +275,8 @@ impl Device {
             return Err(refusal);
         }
         // Doorbells need no notification on hardware: the GPU polls them.
-        self.gpu.set_unwatched(tenant, true);
+        self.gpu
+            .doorbells_changed(tenant, DoorbellChange::AnyOpen(true));
         let entry = Context {
             first,
             pages,

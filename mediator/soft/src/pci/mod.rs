@@ -40,7 +40,8 @@ pub use self::serve::{serve, serve_client};
 use self::shown::Shown;
 use super::config::SoftConfig;
 use super::tenancy::realtime::SoftGpu;
-use turnstile_gpu::{Gpu, Interrupts, Suspend};
+use turnstile_gpu::prelude::*;
+use turnstile_gpu::{Interrupts, Suspend};
 
 /// Which part of the device an access goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -363,8 +364,12 @@ impl Device {
         let low = value as u32;
         match offset {
             regs::RESET => self.reset(),
-            regs::SUSPEND => self.gpu.suspend(TenantId(low)),
-            regs::RESUME => self.gpu.resume(TenantId(low)),
+            regs::SUSPEND => self
+                .gpu
+                .carry_out(&[turnstile_gpu::Order::Suspend(TenantId(low))]),
+            regs::RESUME => self
+                .gpu
+                .carry_out(&[turnstile_gpu::Order::Resume(TenantId(low))]),
             regs::COMMAND => {
                 let mut registers = lock(&self.registers);
                 if registers.status == mailbox_status::BUSY {
@@ -391,7 +396,11 @@ impl Device {
                     let mut registers = lock(&self.registers);
                     registers.args[n] = merge(registers.args[n], offset, bytes, value);
                 } else if let Some((engine, held)) = hold(offset) {
-                    self.gpu.hold(TenantId(low), engine, held);
+                    self.gpu.carry_out(&[turnstile_gpu::Order::holding(
+                        TenantId(low),
+                        engine,
+                        held,
+                    )]);
                 }
             }
         }

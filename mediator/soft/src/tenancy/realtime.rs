@@ -6,7 +6,8 @@
 //!
 //! The watching thread polls the doorbells of open gates and the words that channels wait for,
 //! without any lock. After a change it polls continuously for a moment, then at growing intervals
-//! ([`turnstile_gpu::pace`]). With nothing to watch it sleeps until [`turnstile_gpu::Gpu::ring`].
+//! ([`turnstile_gpu::pace`]). With nothing to watch it sleeps until it is notified of a write
+//! ([`turnstile_gpu::DoorbellChange::Written`]).
 
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -162,13 +163,19 @@ impl Shared {
                     None => thread::park(),
                 }
             } else {
-                self.look(&watched, known, until, &mut last_news);
+                self.poll_watched(&watched, known, until, &mut last_news);
             }
         }
     }
 
-    /// Looks until there is news for the core.
-    fn look(&self, watched: &[Watched], known: u64, until: Option<Moment>, last_news: &mut Moment) {
+    /// Polls until there is news for the core.
+    fn poll_watched(
+        &self,
+        watched: &[Watched],
+        known: u64,
+        until: Option<Moment>,
+        last_news: &mut Moment,
+    ) {
         loop {
             let now = self.clock.now();
             if watched.iter().any(Watched::has_changed) {
@@ -308,8 +315,8 @@ impl Driver for SoftGpu {
         self.shared.drive(&mut self.shared.lock(), act)
     }
 
-    fn look<R>(&self, look: impl FnOnce(&mut Core) -> R) -> R {
-        look(&mut self.shared.lock().core)
+    fn with_core<R>(&self, read: impl FnOnce(&mut Core) -> R) -> R {
+        read(&mut self.shared.lock().core)
     }
 
     fn wait_for_notice(&self, length: Nanos) -> bool {

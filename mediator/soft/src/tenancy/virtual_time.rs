@@ -58,7 +58,7 @@ struct State {
 /// use std::sync::Arc;
 /// use turnstile_abi::{Command, Dim3, Launch};
 /// use turnstile_accounting::*;
-/// use turnstile_gpu::{Gpu, Suspend};
+/// use turnstile_gpu::{plain, Channels, Metering, Order, EngineReading, Suspend, Suspension};
 /// use turnstile_soft::*;
 /// use turnstile_policies::*;
 ///
@@ -89,7 +89,7 @@ struct State {
 ///     guests.push((vm.open_channel(&gpu, tenant, 8, 0)?, Command::Launch(launch), true));
 /// }
 /// let mut meter = EventMeter::new((0..3).map(EngineId));
-/// let (mut used, mut events) = ([0; 2], Vec::new());
+/// let (mut used, mut reading) = ([0; 2], EngineReading::default());
 /// for n in 0..200 {
 ///     let window = Window::starting(Moment(n * period.0), period);
 ///     while gpu.now() < window.to() {
@@ -101,8 +101,8 @@ struct State {
 ///         }
 ///         gpu.advance_to(gpu.next_event().map_or(window.to(), |at| at.min(window.to())));
 ///     }
-///     gpu.read_events(&mut events);
-///     for event in events.drain(..) {
+///     gpu.read(&mut reading);
+///     for event in reading.switches.drain(..) {
 ///         meter.observe(Observation::Switch(event));
 ///         if event.engine == engine {
 ///             policy.observe(event.at, EngineEvent::State(event.state));
@@ -130,7 +130,7 @@ struct State {
 ///     };
 ///     for decided in policy.period_end(&usage) {
 ///         let held = decided.decision != Decision::Admit;
-///         gpu.hold(decided.tenant, engine, held);
+///         gpu.carry_out(&[Order::holding(decided.tenant, engine, held)]);
 ///         guests.iter_mut().filter(|g| g.0.tenant == decided.tenant).for_each(|g| g.2 = !held);
 ///     }
 ///     used.iter_mut().zip(&tenants).for_each(|(sum, tenant)| *sum += tenant.used_ns.0);
@@ -206,7 +206,7 @@ impl VirtualGpu {
         }
     }
 
-    /// Takes the notice that a decision is due (see [`turnstile_gpu::Gpu::nap`]).
+    /// Takes the notice that a decision is due (see [`turnstile_gpu::Metering::wait`]).
     pub fn take_notice(&self) -> bool {
         self.lock().core.take_notice()
     }
@@ -261,8 +261,8 @@ impl State {
     fn stop_runs(&mut self) -> bool {
         let (now, mut any) = (self.now, false);
         for engine in 0..ENGINES {
-            let told = |run: &mut Run| run.start.stop.is_ended() || run.start.stop.is_paused();
-            let Some(run) = self.runs[engine].take_if(told) else {
+            let must_stop = |run: &mut Run| run.start.stop.is_ended() || run.start.stop.is_paused();
+            let Some(run) = self.runs[engine].take_if(must_stop) else {
                 continue;
             };
             let outcome = if run.start.stop.is_ended() {
@@ -362,8 +362,8 @@ impl Driver for VirtualGpu {
         self.lock().drive(&self.config, act)
     }
 
-    fn look<R>(&self, look: impl FnOnce(&mut Core) -> R) -> R {
-        look(&mut self.lock().core)
+    fn with_core<R>(&self, read: impl FnOnce(&mut Core) -> R) -> R {
+        read(&mut self.lock().core)
     }
 
     /// No time passes here: [`VirtualGpu::take_notice`] is for the code that moves the clock.

@@ -23,7 +23,7 @@ fn to_guest(va: u64, bytes: u64) -> Command {
 }
 
 fn taken(gpu: &VirtualGpu) -> Vec<(TenantId, u64)> {
-    gpu.take_copied().unwrap().into_iter().collect()
+    EngineReading::of(gpu).copied.unwrap().into_iter().collect()
 }
 
 #[test]

@@ -128,8 +128,7 @@ fn vecadd_in_virtual_time_matches_the_cost_model() {
         let back = push_vecadd(&gpu, &mut channel, 128 * 16);
         gpu.run_until_quiet(Moment(1 << 40));
         assert_sums(&channel.vm, back, 128 * 16);
-        let mut events = Vec::new();
-        gpu.read_events(&mut events);
+        let events = EngineReading::of(&gpu).switches;
         let at: Vec<_> = events
             .iter()
             .filter(|e| e.engine == EngineId(0))
@@ -212,7 +211,7 @@ fn variables_of_modules_are_within_the_limit_of_the_operator() {
     load().unwrap();
     let first = load().unwrap();
     assert_eq!(load(), Err(ErrorCode::OutOfGpuMemory));
-    assert_eq!(gpu.memory_held_bytes(A), max_bytes);
+    assert_eq!(Some(gpu.memory(A).held_bytes), max_bytes);
     gpu.unload_module(A, first.0).unwrap();
     load().unwrap();
 }
@@ -295,13 +294,13 @@ fn modules_have_variables_handles_and_limits() {
         ..SoftConfig::default()
     });
     let mut channel = channel(&gpu, A, 8);
-    let free = gpu.memory_free_bytes(A);
+    let free = gpu.memory(A).free_bytes;
     // The variable begins at 41, and each run returns one more.
     let body = "ld.global.u64 %rd1, [counter]; add.u64 %rd1, %rd1, 1;\n\
                 st.global.u64 [counter], %rd1; st.global.u64 [%rd0], %rd1;";
     let out = gpu.allocate(A, 8).unwrap().va;
     let command = small_launch(&gpu, &channel, body, out);
-    assert_eq!(gpu.memory_free_bytes(A), free - (4 << 20));
+    assert_eq!(gpu.memory(A).free_bytes, free - (4 << 20));
     channel.push(&command);
     channel.push(&command);
     channel.push(&Command::Copy {
@@ -347,7 +346,7 @@ fn modules_have_variables_handles_and_limits() {
     gpu.unload_module(A, 1).unwrap();
     gpu.unload_module(A, 2).unwrap();
     gpu.free(A, out).unwrap();
-    assert_eq!(gpu.memory_free_bytes(A), free);
+    assert_eq!(gpu.memory(A).free_bytes, free);
 }
 
 #[test]
@@ -427,12 +426,12 @@ fn a_grid_is_stopped_between_blocks_and_goes_on() {
     wait("kernel", || {
         gpu.engine_status(EngineId(0)).running == Some(A)
     });
-    gpu.suspend(A);
+    gpu.carry_out(&[Order::Suspend(A)]);
     let back = push_vecadd(&gpu, &mut of_b, 1_000);
     wait("other tenant", || of_b.fence().value == 1);
     assert_sums(&of_b.vm, back, 1_000);
     assert_eq!(of_a.state().get, 0);
-    gpu.resume(A);
+    gpu.carry_out(&[Order::Resume(A)]);
     wait("rest", || of_a.fence().value == 1);
     let blocks: u32 = of_a.vm.guest.read_obj(GuestAddress(0)).unwrap();
     assert_eq!(blocks, 30, "each block ran once");

@@ -1,5 +1,6 @@
 //! Tests of the GPU as a whole, in both times.
 
+mod conformance;
 mod copied;
 mod front_end;
 mod kernels;
@@ -16,8 +17,9 @@ use std::time::{Duration, Instant};
 use turnstile_abi::{Command, Dim3, Launch};
 use turnstile_accounting::{Nanos, TenantId};
 
-use super::plain::{PlainChannel, PlainVm, given_length as kernel};
-use turnstile_gpu::Gpu;
+use turnstile_gpu::plain::{PlainChannel, PlainVm, given_length as kernel};
+use turnstile_gpu::prelude::*;
+use turnstile_gpu::{DoorbellChange, EngineReading, Gpu, Order};
 
 const A: TenantId = TenantId(1);
 const B: TenantId = TenantId(2);

@@ -57,7 +57,7 @@ fn memory_stays_unless_there_is_a_pool_and_work_can_be_stopped() {
     ] {
         let gpu = VirtualGpu::new(config);
         tenant(&gpu, A);
-        gpu.suspend(A);
+        gpu.carry_out(&[Order::Suspend(A)]);
         assert!(!gpu.capabilities().movable_memory);
         let refused = gpu.move_memory(order(A, A, Direction::Out, 1));
         assert_eq!(refused, Err(MoveError::Unsupported));
@@ -77,14 +77,14 @@ fn memory_moves_only_while_its_tenant_cannot_run() {
     of_a.push_fence(false);
     of_a.ring_watched(&gpu);
     gpu.advance_to(Moment(1_000_000));
-    gpu.suspend(A);
+    gpu.carry_out(&[Order::Suspend(A)]);
     assert!(!gpu.is_quiet(A));
     assert_eq!(out(), Err(MoveError::MayRun(A)), "on an engine");
     gpu.advance_to(Moment(6_000_000));
     assert!(gpu.is_quiet(A));
     assert_eq!(out(), Ok(()));
     // Resumed or not: its second kernel waits until the memory is back.
-    gpu.resume(A);
+    gpu.carry_out(&[Order::Resume(A)]);
     gpu.advance_to(Moment(30_000_000));
     assert_eq!(of_a.fence().value, 1);
     assert_eq!(
@@ -98,23 +98,22 @@ fn memory_moves_only_while_its_tenant_cannot_run() {
         gpu.move_memory(order(A, A, Direction::In, 4)),
         Err(MoveError::MayRun(A))
     );
-    gpu.suspend(A);
+    gpu.carry_out(&[Order::Suspend(A)]);
     gpu.move_memory(order(A, A, Direction::In, 4)).unwrap();
-    gpu.resume(A);
+    gpu.carry_out(&[Order::Resume(A)]);
     gpu.advance_to(Moment(33_000_000));
     assert_eq!(of_a.fence().value, 1, "one chunk is still on its way");
     gpu.run_until_quiet(Moment(u64::MAX));
     assert_eq!(of_a.fence().value, 2);
     assert_eq!(of_a.state().error, 0);
     // Four milliseconds each way, charged to the tenant that caused the moves.
-    let mut log = Vec::new();
-    gpu.read_events(&mut log);
-    let engines = totals(&log, gpu.now());
+    let reading = EngineReading::of(&gpu);
+    let engines = totals(&reading.switches, gpu.now());
     assert_eq!(engines[1].of(B), 4_000_000);
     assert_eq!(engines[2].of(A), 4_000_000);
     assert_eq!(engines[2].of(B), 0);
     let bytes = [(A, 4 * CHUNK_BYTES), (B, 4 * CHUNK_BYTES)];
-    assert_eq!(gpu.take_copied(), Some(bytes.into()));
+    assert_eq!(reading.copied, Some(bytes.into()));
 }
 
 #[test]
@@ -123,7 +122,7 @@ fn a_guests_copies_get_their_turn_beside_moves() {
     let (of_a, mut of_b) = (channel(&gpu, A, 8), channel(&gpu, B, 64));
     gpu.allocate(A, 6 * CHUNK_BYTES).unwrap();
     let own = gpu.allocate(B, CHUNK_BYTES).unwrap();
-    gpu.suspend(A);
+    gpu.carry_out(&[Order::Suspend(A)]);
     gpu.move_memory(order(A, A, Direction::Out, 6)).unwrap();
     for _ in 0..6 {
         of_b.push(&Command::Copy {
@@ -142,8 +141,7 @@ fn a_guests_copies_get_their_turn_beside_moves() {
     assert_eq!(moved(&gpu).len(), 6);
     // With copies on both engines, one engine alternates: a batch of moves, a copy, a batch.
     let mut also_of_b = of_b.vm.open_channel(&gpu, B, 64, 3).unwrap();
-    let mut log = Vec::new();
-    gpu.read_events(&mut log);
+    let _before = EngineReading::of(&gpu);
     let begin = gpu.now();
     for channel in [&mut of_b, &mut also_of_b] {
         for _ in 0..6 {
@@ -168,8 +166,7 @@ fn a_guests_copies_get_their_turn_beside_moves() {
         Nanos::from_ms(9),
         "eighteen milliseconds of two engines"
     );
-    let mut after = Vec::new();
-    gpu.read_events(&mut after);
+    let after = EngineReading::of(&gpu).switches;
     let second: Vec<_> = after
         .iter()
         .filter(|event| event.engine == EngineId(2) && event.state != EngineState::Idle)
@@ -186,22 +183,21 @@ fn context_destroyed_during_a_move_frees_all_its_memory() {
     let of_a = channel(&gpu, A, 8);
     gpu.allocate(A, 8 * CHUNK_BYTES).unwrap();
     tenant(&gpu, B);
-    gpu.suspend(A);
+    gpu.carry_out(&[Order::Suspend(A)]);
     gpu.move_memory(order(A, B, Direction::Out, 8)).unwrap();
     gpu.advance_to(Moment(1_500_000));
     // Some are at the host, some on their way, some on the card.
     gpu.destroy_context(A);
     gpu.run_until_quiet(Moment(u64::MAX));
     drop(of_a);
-    assert_eq!(gpu.memory_free_bytes(B), 20 * CHUNK_BYTES);
+    assert_eq!(gpu.memory(B).free_bytes, 20 * CHUNK_BYTES);
     gpu.allocate(B, 20 * CHUNK_BYTES).unwrap();
     assert!(gpu.allocate(B, 1).is_err(), "beyond card and pool");
     let mut events = Vec::new();
     gpu.read_memory_events(&mut events);
     let refused = |event: &MemoryEvent| matches!(event, MemoryEvent::Refused { owner: B, .. });
     assert!(events.iter().any(refused));
-    let mut log = Vec::new();
-    gpu.read_events(&mut log);
+    let log = EngineReading::of(&gpu).switches;
     let idle = log
         .iter()
         .rev()

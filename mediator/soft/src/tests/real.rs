@@ -82,7 +82,7 @@ fn an_open_gate_needs_no_ringing_and_a_wait_is_ended_by_the_guest() {
     let mut channel = channel(&gpu, A, 8);
     let vm = channel.vm.clone();
     let word = vm.put(&0u64.to_le_bytes());
-    gpu.set_unwatched(A, true);
+    gpu.doorbells_changed(A, DoorbellChange::AnyOpen(true));
     std::thread::sleep(Duration::from_millis(5));
     channel.push(&Command::Wait {
         gpa: word,
@@ -96,7 +96,7 @@ fn an_open_gate_needs_no_ringing_and_a_wait_is_ended_by_the_guest() {
         open.len() == 1 && open[0].pending == 2 && open[0].stalls == 1
     });
     assert_eq!(channel.state().get, 0);
-    gpu.set_unwatched(A, false);
+    gpu.doorbells_changed(A, DoorbellChange::AnyOpen(false));
     vm.guest.write_obj(7u64, GuestAddress(word)).unwrap();
     wait("fence", || channel.fence().value == 1);
     wait("progress", || {
@@ -108,7 +108,7 @@ fn an_open_gate_needs_no_ringing_and_a_wait_is_ended_by_the_guest() {
     channel.ring();
     std::thread::sleep(Duration::from_millis(5));
     assert_eq!(channel.fence().value, 1, "the gate is closed");
-    gpu.ring(A);
+    gpu.doorbells_changed(A, DoorbellChange::Written);
     wait("fence", || channel.fence().value == 2);
 }
 
@@ -131,8 +131,7 @@ fn kernels_run_for_their_declared_time() {
     let took = channel.fence().at_ns - begin;
     assert!(took >= 3_000_000, "{took} ns");
     assert_eq!(gpu.engine_status(EngineId(0)).running, None);
-    let mut events = Vec::new();
-    gpu.read_events(&mut events);
+    let events = EngineReading::of(&gpu).switches;
     let compute = events.iter().filter(|e| e.engine == EngineId(0));
     let states: Vec<_> = compute.clone().map(|e| e.state).collect();
     let running = EngineState::Running(A);
@@ -169,7 +168,7 @@ fn switching_and_faults_take_time() {
         gpu.engine_status(EngineId(1)).running.is_none()
     });
     std::thread::sleep(Duration::from_millis(20));
-    gpu.read_events(&mut events);
+    events.extend(EngineReading::of(&gpu).switches);
     let copies: Vec<_> = events.iter().filter(|e| e.engine == EngineId(1)).collect();
     let states: Vec<_> = copies.iter().map(|e| e.state).collect();
     let (running, fault) = (EngineState::Running(A), EngineState::Fault(A));
@@ -206,7 +205,7 @@ fn a_context_can_go_while_its_kernel_runs() {
     of_b.ring_watched(&gpu);
     wait("other tenant", || of_b.fence().value == 1);
     // The memory is free again once the engine has released it.
-    wait("memory", || gpu.memory_free_bytes(B) == 64 << 20);
+    wait("memory", || gpu.memory(B).free_bytes == 64 << 20);
     gpu.allocate(B, 64 << 20).unwrap();
     gpu.create_context(A, of_a.vm.resources(AccountId(A.0), 64 << 20, 1))
         .unwrap();
@@ -282,17 +281,16 @@ fn a_kernel_is_stopped_and_goes_on() {
     wait("kernel", || {
         gpu.engine_status(EngineId(0)).running == Some(A)
     });
-    gpu.suspend(A);
+    gpu.carry_out(&[Order::Suspend(A)]);
     wait("stop", || gpu.engine_status(EngineId(0)).running.is_none());
     of_b.push(&kernel(&of_b.vm, Nanos(10)));
     of_b.push_fence(false);
     of_b.ring_watched(&gpu);
     wait("other tenant", || of_b.fence().value == 1);
     assert_eq!(of_a.fence().value, 0);
-    gpu.resume(A);
+    gpu.carry_out(&[Order::Resume(A)]);
     wait("rest", || of_a.fence().value == 1);
-    let mut events = Vec::new();
-    gpu.read_events(&mut events);
+    let events = EngineReading::of(&gpu).switches;
     let ends = events
         .windows(2)
         .filter(|pair| pair[0].state == EngineState::Running(A));
@@ -313,12 +311,12 @@ fn stopping_a_kernel_does_not_lift_its_limit() {
     channel.ring_watched(&gpu);
     let ended = || status(&channel).1 == Some(ErrorCode::KernelTimeout);
     for _ in 0..8 {
-        gpu.resume(A);
+        gpu.carry_out(&[Order::Resume(A)]);
         wait("kernel", || {
             ended() || gpu.engine_status(EngineId(0)).running == Some(A)
         });
         std::thread::sleep(Duration::from_millis(8));
-        gpu.suspend(A);
+        gpu.carry_out(&[Order::Suspend(A)]);
         wait("stop", || gpu.engine_status(EngineId(0)).running.is_none());
     }
     assert!(ended());
@@ -329,7 +327,7 @@ fn a_gpu_ends_though_work_is_queued_and_words_are_waited_for() {
     let gpu = SoftGpu::new(given()).unwrap();
     let mut of_a = channel(&gpu, A, 8);
     let mut of_b = channel(&gpu, B, 8);
-    gpu.set_unwatched(A, true);
+    gpu.doorbells_changed(A, DoorbellChange::AnyOpen(true));
     of_a.push(&kernel(&of_a.vm, Nanos::from_ms(9_000)));
     of_b.push(&Command::Wait { gpa: 0, value: 1 });
     of_a.ring();

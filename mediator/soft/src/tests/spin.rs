@@ -37,14 +37,14 @@ fn a_kernel_of_one_block_is_stopped_in_its_middle() {
     let runs = |id| gpu.engine_status(EngineId(0)).running == Some(id);
     for round in 1..=3 {
         wait("kernel", || runs(A));
-        gpu.suspend(A);
+        gpu.carry_out(&[Order::Suspend(A)]);
         wait("stop", || !runs(A));
         push_spin(&gpu, B, &mut short, 100_000);
         short.push_fence(false);
         short.ring_watched(&gpu);
         wait("other tenant", || short.fence().value == round);
         assert_eq!(long.fence().value, 0, "its kernel is of ten seconds");
-        gpu.resume(A);
+        gpu.carry_out(&[Order::Resume(A)]);
     }
     gpu.destroy_context(A);
     assert_eq!(long.state().error, 0);
@@ -64,8 +64,7 @@ fn a_spinning_kernel_takes_its_time_in_both_times() {
         channel.ring_watched(gpu);
     };
     let check = |gpu: &dyn Gpu, channel: &PlainChannel, lengths: std::ops::Range<u64>| {
-        let mut events = Vec::new();
-        gpu.read_events(&mut events);
+        let events = EngineReading::of(gpu).switches;
         let at: Vec<_> = events
             .iter()
             .filter(|e| e.engine == EngineId(0))

@@ -24,15 +24,15 @@ enum Step {
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let who = 0usize..4;
+    let index = 0usize..4;
     let step = prop_oneof![
-        8 => (who.clone(), 0u64..3_000).prop_map(|(i, ns)| Step::Kernel(i, ns)),
-        4 => (who.clone(), 1u64..4_000).prop_map(|(i, n)| Step::Copy(i, n)),
-        1 => who.clone().prop_map(Step::Bad),
-        2 => who.clone().prop_map(Step::Wait),
-        3 => (who.clone(), any::<bool>()).prop_map(|(i, on)| Step::Suspend(i, on)),
-        1 => who.clone().prop_map(Step::Reopen),
-        1 => who.prop_map(Step::Destroy),
+        8 => (index.clone(), 0u64..3_000).prop_map(|(i, ns)| Step::Kernel(i, ns)),
+        4 => (index.clone(), 1u64..4_000).prop_map(|(i, n)| Step::Copy(i, n)),
+        1 => index.clone().prop_map(Step::Bad),
+        2 => index.clone().prop_map(Step::Wait),
+        3 => (index.clone(), any::<bool>()).prop_map(|(i, on)| Step::Suspend(i, on)),
+        1 => index.clone().prop_map(Step::Reopen),
+        1 => index.prop_map(Step::Destroy),
         8 => (0u64..5_000).prop_map(Step::Pass),
     ];
     proptest::collection::vec(step, 1..120)
@@ -85,8 +85,8 @@ fn play(config: SoftConfig, steps: &[Step]) -> (Vec<SwitchEvent>, Moment) {
                     push(&mut channels[i], Command::Wait { gpa, value: 3 });
                 }
             }
-            Step::Suspend(i, true) => gpu.suspend(ids[i]),
-            Step::Suspend(i, false) => gpu.resume(ids[i]),
+            Step::Suspend(i, true) => gpu.carry_out(&[Order::Suspend(ids[i])]),
+            Step::Suspend(i, false) => gpu.carry_out(&[Order::Resume(ids[i])]),
             Step::Reopen(i) => {
                 if let Some(old) = channels[i].take() {
                     gpu.close_channel(ids[i], old.number).unwrap();
@@ -100,7 +100,7 @@ fn play(config: SoftConfig, steps: &[Step]) -> (Vec<SwitchEvent>, Moment) {
             }
             Step::Pass(ns) => gpu.advance_to(gpu.now() + Nanos(ns)),
         }
-        gpu.read_events(&mut log);
+        log.extend(EngineReading::of(&gpu).switches);
         for engine in 0..3 {
             let last = log
                 .iter()
@@ -115,10 +115,10 @@ fn play(config: SoftConfig, steps: &[Step]) -> (Vec<SwitchEvent>, Moment) {
         }
     }
     for id in ids {
-        gpu.resume(id);
+        gpu.carry_out(&[Order::Resume(id)]);
     }
     gpu.run_until_quiet(Moment(u64::MAX));
-    gpu.read_events(&mut log);
+    log.extend(EngineReading::of(&gpu).switches);
     (log, gpu.now())
 }
 
@@ -174,8 +174,7 @@ proptest! {
         let mut open = Vec::new();
         gpu.activity(A, &mut open);
         prop_assert_eq!(open.len(), 1);
-        let mut log = Vec::new();
-        gpu.read_events(&mut log);
+        let log = EngineReading::of(&gpu).switches;
         for engine in totals(&log, gpu.now()) {
             prop_assert_eq!(engine.sum(), gpu.now().0);
             prop_assert_eq!(engine.of(B), 0);

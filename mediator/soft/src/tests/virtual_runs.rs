@@ -22,9 +22,7 @@ pub(super) fn given() -> SoftConfig {
 }
 
 fn events(gpu: &VirtualGpu) -> Vec<SwitchEvent> {
-    let mut events = Vec::new();
-    gpu.read_events(&mut events);
-    events
+    EngineReading::of(gpu).switches
 }
 
 fn states(events: &[SwitchEvent], engine: u8) -> Vec<(u64, EngineState)> {
@@ -66,7 +64,7 @@ fn channels_take_turns() {
         channel.ring();
     }
     for channel in channels.iter().rev() {
-        gpu.ring(channel.tenant);
+        gpu.doorbells_changed(channel.tenant, DoorbellChange::Written);
     }
     gpu.advance_to(Moment(1_000));
     // The first to ring found the engine idle; then by slot.
@@ -142,7 +140,7 @@ fn copies_go_on_while_kernels_run() {
     }
     of_a.push_fence(false);
     of_a.ring_watched(&gpu);
-    gpu.ring(B);
+    gpu.doorbells_changed(B, DoorbellChange::Written);
     gpu.run_until_quiet(Moment(10_000));
     assert_eq!(gpu.now(), Moment(5_000));
     let fences = [&of_a, &of_b, &third].map(|c| c.fence().at_ns);
@@ -241,7 +239,7 @@ fn a_put_index_beyond_the_ring_or_backwards_ends_the_channel() {
         }
         for put in puts {
             channel.vm.doorbells.write(0, put);
-            gpu.ring(A);
+            gpu.doorbells_changed(A, DoorbellChange::Written);
         }
         assert_eq!(
             channel.state().error,
@@ -280,7 +278,7 @@ fn suspension_between_commands_and_in_the_middle() {
         of_a.push_fence(false);
         of_a.ring_watched(&gpu);
         gpu.advance_to(Moment(300));
-        gpu.suspend(A);
+        gpu.carry_out(&[Order::Suspend(A)]);
         if suspend == Suspend::Drains {
             gpu.advance_to(Moment(2_000));
         }
@@ -288,7 +286,7 @@ fn suspension_between_commands_and_in_the_middle() {
         of_b.push_fence(false);
         of_b.ring_watched(&gpu);
         gpu.advance_to(Moment(4_000));
-        gpu.resume(A);
+        gpu.carry_out(&[Order::Resume(A)]);
         gpu.run_until_quiet(Moment(10_000));
         assert_eq!(
             (of_a.fence().at_ns, of_b.fence().at_ns),
@@ -312,9 +310,9 @@ fn the_kernel_limit_counts_all_that_a_kernel_ran() {
     channel.ring_watched(&gpu);
     for _ in 0..4 {
         gpu.advance_to(gpu.now() + Nanos(300));
-        gpu.suspend(A);
+        gpu.carry_out(&[Order::Suspend(A)]);
         gpu.advance_to(gpu.now() + Nanos(300));
-        gpu.resume(A);
+        gpu.carry_out(&[Order::Resume(A)]);
     }
     assert_eq!(channel.state().error, ErrorCode::KernelTimeout as u32);
     let totals = totals(&events(&gpu), gpu.now());
@@ -358,7 +356,7 @@ fn a_suspended_tenants_fences_come_though() {
     channel.push_fence(false);
     channel.push(&kernel(&channel.vm, Nanos(100)));
     channel.ring_watched(&gpu);
-    gpu.suspend(A);
+    gpu.carry_out(&[Order::Suspend(A)]);
     gpu.run_until_quiet(Moment(1_000));
     assert_eq!((channel.fence().at_ns, channel.state().get), (100, 2));
 }

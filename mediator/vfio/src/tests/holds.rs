@@ -19,58 +19,6 @@ fn last(events: &[DemandEvent], tenant: TenantId, engine: EngineId) -> Demand {
         .map_or_else(Demand::default, |event| event.demand)
 }
 
-/// Waits until the tenant's demand for the compute engine is this; the changes until then.
-fn wait_for_demand(gpu: &VfioGpu, tenant: TenantId, demand: Demand, events: &mut Vec<DemandEvent>) {
-    wait("such demand", || {
-        gpu.read_demand(events);
-        last(events, tenant, COMPUTE) == demand
-    });
-}
-
-#[test]
-fn a_held_tenant_starts_nothing_on_that_engine_until_it_is_released() {
-    on_each_bus(|gpu| {
-        let (mut held, mut other) = (channel(gpu, A), channel(gpu, B));
-        let mut copies = held.vm.open_channel(gpu, A, 64, 4).unwrap();
-        gpu.hold(A, COMPUTE, true);
-        held.push(&kernel(&held.vm, Nanos::from_us(10)));
-        held.push_fence(false);
-        held.ring();
-        let mut demand = Vec::new();
-        wait_for_demand(gpu, A, Demand::Queued, &mut demand);
-        // Its copies go on, and so do kernels of another tenant that came later.
-        let card = gpu.allocate(A, 2 << 20).unwrap();
-        copies.push(&Command::Fill {
-            va: card.va,
-            bytes: 64,
-            pattern: 1,
-        });
-        copies.push_fence(false);
-        copies.ring();
-        wait("copy", || copies.fence().value == 1);
-        for round in 1..=3 {
-            other.push(&kernel(&other.vm, Nanos::from_us(10)));
-            other.push_fence(false);
-            other.ring();
-            wait("kernel", || other.fence().value == round);
-        }
-        assert_eq!(held.fence().value, 0);
-        let mut events = Vec::new();
-        gpu.read_events(&mut events);
-        let ran = |tenant| {
-            let state = EngineState::Running(tenant);
-            events
-                .iter()
-                .any(|e| e.engine == COMPUTE && e.state == state)
-        };
-        assert!(ran(B) && !ran(A));
-        gpu.hold(A, COMPUTE, false);
-        wait("kernel", || held.fence().value == 1);
-        wait_for_demand(gpu, A, Demand::Nothing, &mut demand);
-        assert!(demand.is_sorted_by_key(|event| event.at));
-    });
-}
-
 #[test]
 fn demand_begins_starts_and_ends_with_a_kernel() {
     on_each_bus(|gpu| {
@@ -81,7 +29,7 @@ fn demand_begins_starts_and_ends_with_a_kernel() {
         channel.ring();
         let mut demand = Vec::new();
         wait("two changes", || {
-            gpu.read_demand(&mut demand);
+            demand.extend(EngineReading::of(gpu).demand);
             demand.len() >= 2
         });
         assert!(
@@ -100,7 +48,7 @@ fn notice_of(gpu: &VfioGpu, act: impl FnOnce()) {
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
             let begin = Instant::now();
-            let noticed = gpu.nap(Nanos::from_ms(10_000)).is_some();
+            let noticed = gpu.wait(Nanos::from_ms(10_000));
             (noticed, begin.elapsed())
         });
         act();
@@ -111,26 +59,26 @@ fn notice_of(gpu: &VfioGpu, act: impl FnOnce()) {
 
 /// Takes the pending notices.
 fn drain(gpu: &VfioGpu) {
-    while gpu.nap(Nanos::from_us(500)).is_some() {}
+    while gpu.wait(Nanos::from_us(500)) {}
 }
 
 #[test]
 fn an_engine_with_work_of_held_tenants_alone_gives_a_notice_each_time() {
     on_each_bus(|gpu| {
         let mut channel = channel(gpu, A);
-        assert_eq!(gpu.nap(Nanos::from_us(500)), None, "there is no work");
+        assert!(!gpu.wait(Nanos::from_us(500)), "there is no work");
         for round in 1..=3 {
-            gpu.hold(A, COMPUTE, true);
+            gpu.carry_out(&[Order::Hold(A, COMPUTE)]);
             drain(gpu);
             channel.push(&kernel(&channel.vm, Nanos::from_us(10)));
             channel.push_fence(false);
             notice_of(gpu, || channel.ring());
             drain(gpu);
-            gpu.hold(A, COMPUTE, false);
+            gpu.carry_out(&[Order::Release(A, COMPUTE)]);
             wait("fence", || channel.fence().value == round);
         }
         gpu.wake();
-        assert!(gpu.nap(Nanos::from_ms(10_000)).is_some(), "it was woken");
+        assert!(gpu.wait(Nanos::from_ms(10_000)), "it was woken");
     });
 }
 
@@ -152,9 +100,9 @@ fn where_kernels_can_be_stopped_a_hold_stops_one_and_an_arrival_gives_a_notice()
     short.push_fence(false);
     notice_of(&gpu, || short.ring());
     assert_eq!(short.fence().value, 0, "the engine is occupied");
-    gpu.hold(A, COMPUTE, true);
+    gpu.carry_out(&[Order::Hold(A, COMPUTE)]);
     wait("fence", || short.fence().value == 1);
-    gpu.hold(A, COMPUTE, false);
+    gpu.carry_out(&[Order::Release(A, COMPUTE)]);
     wait("go on", || gpu.engine_status(COMPUTE).running == Some(A));
 }
 
@@ -167,15 +115,14 @@ fn a_device_of_version_1_0_is_used_without_holds() {
     assert_eq!((can.engine_holds, can.demand), (false, false));
     assert_eq!(can.suspend, Suspend::BetweenCommands);
     let mut channel = channel(&gpu, A);
-    gpu.hold(A, COMPUTE, true);
+    gpu.carry_out(&[Order::Hold(A, COMPUTE)]);
     channel.push(&kernel(&channel.vm, Nanos::from_us(10)));
     channel.push_fence(true);
     channel.ring();
     wait("interrupt", || channel.vm.interrupts.count(3) == 1);
-    let mut demand = Vec::new();
-    gpu.read_demand(&mut demand);
+    let demand = EngineReading::of(&gpu).demand;
     assert!(demand.is_empty());
-    assert_eq!(gpu.nap(Nanos::from_us(10)), None);
+    assert!(!gpu.wait(Nanos::from_us(10)));
     drop(gpu);
     let written = old.written.lock().unwrap();
     let exists = |offset: &u64| {
@@ -294,14 +241,15 @@ impl<'a> Player<'a> {
 
     fn leave(&mut self, tenant: usize) {
         self.gpu.destroy_context(TENANTS[tenant]);
-        self.gpu.read_demand(&mut self.log);
+        self.log.extend(EngineReading::of(self.gpu).demand);
         self.enter(tenant);
     }
 
     fn hold(&self, holds: &Holds) {
         for (tenant, holds) in holds.iter().enumerate() {
             for (engine, held) in (0..).zip(holds) {
-                self.gpu.hold(TENANTS[tenant], EngineId(engine), *held);
+                self.gpu
+                    .carry_out(&[Order::holding(TENANTS[tenant], EngineId(engine), *held)]);
             }
         }
     }
@@ -349,7 +297,7 @@ impl<'a> Player<'a> {
 
     /// The current state of that.
     fn present(&mut self) -> Present {
-        self.gpu.read_demand(&mut self.log);
+        self.log.extend(EngineReading::of(self.gpu).demand);
         let finished = [0, 1].map(|tenant: usize| {
             let mut shown = Vec::new();
             self.gpu.activity(TENANTS[tenant], &mut shown);
@@ -410,8 +358,8 @@ proptest! {
             players.iter_mut().for_each(|player| player.play(round));
         }
         let mut logged = Vec::new();
-        bus.device().software().read_demand(&mut logged);
+        logged.extend(EngineReading::of(bus.device().software()).demand);
         prop_assert_eq!(&players[1].log, &logged);
-        prop_assert_eq!(gpu.figures()["demand_losses"], 0);
+        prop_assert_eq!(gpu.report().figures["demand_losses"], 0);
     }
 }

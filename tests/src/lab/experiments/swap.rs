@@ -16,7 +16,7 @@ use std::hash::Hasher;
 
 use turnstile_accounting::{Moment, Nanos};
 use turnstile_daemon::memory::MemoryKeeper;
-use turnstile_gpu::Gpu;
+use turnstile_gpu::prelude::*;
 
 use super::{Report, over_seeds};
 use crate::lab::chart::{Chart, Series};

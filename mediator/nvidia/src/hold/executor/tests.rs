@@ -98,7 +98,7 @@ impl ChannelSwitch for Shared {
 }
 
 impl Announce for Shared {
-    fn tell(&mut self, order: &Order) -> Result<(), WatchdogError> {
+    fn send(&mut self, order: &Order) -> Result<(), WatchdogError> {
         if self.0.watchdog_gone.load(Ordering::SeqCst) {
             return Err(WatchdogError::Gone(std::io::ErrorKind::BrokenPipe.into()));
         }

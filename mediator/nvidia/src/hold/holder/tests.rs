@@ -16,7 +16,7 @@ struct FakeWatchdog {
 }
 
 impl Announce for FakeWatchdog {
-    fn tell(&mut self, order: &Order) -> Result<(), WatchdogError> {
+    fn send(&mut self, order: &Order) -> Result<(), WatchdogError> {
         if *self.gone.borrow() {
             return Err(WatchdogError::Gone(io::ErrorKind::BrokenPipe.into()));
         }
@@ -106,8 +106,8 @@ fn pinned_tenant_is_resumed_only_by_the_holder() {
     assert_eq!(*watchdog.orders.borrow(), orders);
     holder.unpin(A).unwrap();
     holder.unpin(A).unwrap();
-    let told: Vec<Order> = watchdog.orders.borrow()[3..].to_vec();
-    assert!(told.contains(&Order::Hold(channels(3))), "{told:?}");
+    let sent: Vec<Order> = watchdog.orders.borrow()[3..].to_vec();
+    assert!(sent.contains(&Order::Hold(channels(3))), "{sent:?}");
     holder.pin(A).unwrap();
     holder.hold(B, &channels(5)[3..]).unwrap();
     *watchdog.gone.borrow_mut() = true;

@@ -49,9 +49,9 @@ fn a_program_that_does_not_let_go_of_memory_is_the_watchdogs_again() {
         count: AtomicU64::new(0),
     };
     let pinned = Arc::<Mutex<Vec<bool>>>::default();
-    let told = pinned.clone();
+    let reported = pinned.clone();
     let pin_owner = Box::new(move |_: TenantId, on: bool| {
-        told.lock().unwrap().push(on);
+        reported.lock().unwrap().push(on);
         Ok(())
     });
     let sets = Sets::new(

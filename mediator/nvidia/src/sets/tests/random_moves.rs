@@ -14,10 +14,10 @@ enum Step {
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
-        3 => (any::<bool>(), 1u64..6).prop_map(|(who, n)| Step::Allocate(who, n)),
-        2 => (any::<bool>(), any::<usize>()).prop_map(|(who, n)| Step::Free(who, n)),
-        5 => (any::<bool>(), any::<usize>(), any::<u64>()).prop_map(|(who, n, v)| Step::Write(who, n, v)),
-        6 => (any::<bool>(), any::<bool>()).prop_map(|(who, out)| Step::Move(who, out)),
+        3 => (any::<bool>(), 1u64..6).prop_map(|(owner, n)| Step::Allocate(owner, n)),
+        2 => (any::<bool>(), any::<usize>()).prop_map(|(owner, n)| Step::Free(owner, n)),
+        5 => (any::<bool>(), any::<usize>(), any::<u64>()).prop_map(|(owner, n, v)| Step::Write(owner, n, v)),
+        6 => (any::<bool>(), any::<bool>()).prop_map(|(owner, out)| Step::Move(owner, out)),
     ];
     prop::collection::vec(step, 1..40)
 }
@@ -33,17 +33,17 @@ proptest! {
         // By first chunk: number of chunks, and the word written.
         let mut model: BTreeMap<TenantId, BTreeMap<u64, (u64, u64)>> = BTreeMap::new();
         let mut next = 0;
-        let who = |a: bool| if a { A } else { B };
+        let owner = |a: bool| if a { A } else { B };
         for step in steps {
             match step {
                 Step::Allocate(a, count) => {
-                    if bench.sets.allocate(who(a), at(next), at(count)).is_ok() {
-                        model.entry(who(a)).or_default().insert(next, (count, 0));
+                    if bench.sets.allocate(owner(a), at(next), at(count)).is_ok() {
+                        model.entry(owner(a)).or_default().insert(next, (count, 0));
                         next += count;
                     }
                 }
                 Step::Free(a, nth) => {
-                    let tenant = who(a);
+                    let tenant = owner(a);
                     let mine = model.entry(tenant).or_default();
                     let Some(first) = mine.keys().nth(nth % mine.len().max(1)).copied() else { continue };
                     let (count, _) = mine.remove(&first).unwrap();
@@ -57,7 +57,7 @@ proptest! {
                     }).unwrap();
                 }
                 Step::Write(a, nth, value) => {
-                    let tenant = who(a);
+                    let tenant = owner(a);
                     if !bench.sets.release(tenant) {
                         continue;
                     }
@@ -67,7 +67,7 @@ proptest! {
                     *written = value;
                 }
                 Step::Move(a, out) => {
-                    let tenant = who(a);
+                    let tenant = owner(a);
                     bench.events();
                     bench.sets.held(tenant);
                     let chunks = bench.chunks.get(&tenant).cloned().unwrap_or_default();

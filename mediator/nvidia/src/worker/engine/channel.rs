@@ -64,7 +64,7 @@ pub(super) struct Channel<E: Executor> {
     /// Commands that were submitted to the stream so far.
     pub(super) given: u64,
     /// The last mark that was submitted to the stream, and the last that the stream wrote.
-    pub(super) asked: u64,
+    pub(super) marks_requested: u64,
     pub(super) reached: u64,
     pub(super) unmarked: u32,
     /// Marks that were submitted and not reached.
@@ -84,7 +84,7 @@ impl<E: Executor> Channel<E> {
     pub(super) fn retire(&mut self, executor: &E, now: Moment) -> bool {
         self.reached = self
             .reached
-            .max(executor.marked(&self.stream).min(self.asked));
+            .max(executor.marked(&self.stream).min(self.marks_requested));
         while self
             .marks
             .pop_front_if(|mark| *mark <= self.reached)
@@ -149,9 +149,9 @@ impl<E: Executor> Channel<E> {
     }
 
     pub(super) fn mark(&mut self, executor: &E) -> Result<(), Failure> {
-        if self.given > self.asked {
+        if self.given > self.marks_requested {
             executor.mark(&self.stream, self.given)?;
-            self.asked = self.given;
+            self.marks_requested = self.given;
             self.marks.push_back(self.given);
             self.unmarked = 0;
         }

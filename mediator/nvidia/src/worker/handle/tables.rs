@@ -66,20 +66,20 @@ pub(super) struct Shared {
     /// The VM is gone: no further process is started.
     pub(super) ended: AtomicBool,
     pub(super) process: Mutex<Arc<Process>>,
-    pub(super) told: Told,
+    pub(super) settings: WorkerSettings,
 }
 
 /// State for the shared pages of all its processes. Written under the lock of the current process,
 /// and never read back from a page, which the worker can write.
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(super) struct WorkerSettings {
     pub(super) suspended: AtomicBool,
     pub(super) unwatched: AtomicBool,
     pub(super) clock_ahead_ns: AtomicU64,
 }
 
-impl Told {
-    pub(super) fn tell(&self, board: &Board) {
+impl WorkerSettings {
+    pub(super) fn publish(&self, board: &Board) {
         board.set_suspended(self.suspended.load(Ordering::Relaxed));
         board.set_unwatched(self.unwatched.load(Ordering::Relaxed));
         board.set_clock_ahead(self.clock_ahead_ns.load(Ordering::Relaxed));
@@ -132,7 +132,7 @@ impl Shared {
             .map_err(|error| error.to_string())
             .and_then(|()| {
                 answer(stream, reader, limit, || {
-                    pauses && self.told.suspended.load(Ordering::Relaxed)
+                    pauses && self.settings.suspended.load(Ordering::Relaxed)
                 })
                 .map_err(|error| format!("the VM's worker {error}"))
             });

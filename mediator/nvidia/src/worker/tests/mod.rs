@@ -22,8 +22,8 @@ use super::protocol::Answer;
 use super::serve::run_with;
 use super::{Worker, WorkerConfig};
 use fake::Fake;
+use turnstile_gpu::plain::{PlainChannel, PlainVm};
 use turnstile_gpu::{ChannelActivity, Refusal};
-use turnstile_soft::plain::{PlainChannel, PlainVm};
 
 const TENANT: TenantId = TenantId(1);
 const AS_WORKER: &str = "TURNSTILE_TEST_WORKER";

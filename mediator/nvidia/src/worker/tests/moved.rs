@@ -11,8 +11,8 @@ use vm_memory::GuestAddress;
 use super::{Rig, code, config, fault_of, wait};
 use crate::sets::{Mapper, Place};
 use turnstile_gpu::Allocation;
+use turnstile_gpu::plain::PlainChannel;
 use turnstile_host::memory_file::memory_file;
-use turnstile_soft::plain::PlainChannel;
 
 /// What a restarted worker has to map.
 type Given = Arc<Mutex<Vec<(Place, Option<File>)>>>;

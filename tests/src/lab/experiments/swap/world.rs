@@ -11,13 +11,13 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use turnstile_abi::{CHUNK_BYTES, ChannelStatus, Command, CopyDirection, Dim3, Launch};
 use turnstile_accounting::{
-    AccountId, EngineId, EventMeter, Meter, Metric, Nanos, Observation, SwitchEvent, TenantId,
-    Window,
+    AccountId, EngineId, EventMeter, Meter, Metric, Nanos, Observation, TenantId, Window,
 };
 use turnstile_daemon::memory::{Entitlement, MemoryConfig, MemoryKeeper};
-use turnstile_gpu::{ChannelActivity, Gpu, Suspend};
+use turnstile_gpu::plain::{PlainChannel, PlainVm};
+use turnstile_gpu::prelude::*;
+use turnstile_gpu::{ChannelActivity, EngineReading, Order, Suspend};
 use turnstile_policies::Weight;
-use turnstile_soft::plain::{PlainChannel, PlainVm};
 use turnstile_soft::{ENGINES, Kernels, SoftConfig, VirtualGpu};
 use vm_memory::GuestAddress;
 
@@ -54,7 +54,6 @@ pub(super) struct World {
     pub(super) keeper: Option<MemoryKeeper>,
     pub(super) guests: Vec<Guest>,
     meter: EventMeter,
-    events: Vec<SwitchEvent>,
     pub(super) log: DefaultHasher,
     pub(super) read: Vec<u64>,
 }
@@ -87,7 +86,6 @@ impl World {
             keeper: small.then(|| MemoryKeeper::new(card)),
             guests: Vec::new(),
             meter: EventMeter::new((0..ENGINES as u8).map(EngineId)),
-            events: Vec::new(),
             log: DefaultHasher::new(),
             read: Vec::new(),
         };
@@ -131,8 +129,7 @@ impl World {
         let from = self.gpu.now();
         self.gpu.advance_to(from + TICK);
         let now = self.gpu.now();
-        self.gpu.read_events(&mut self.events);
-        for event in self.events.drain(..) {
+        for event in EngineReading::of(&self.gpu).switches {
             (event.at.0, event.engine.0, format!("{:?}", event.state)).hash(&mut self.log);
             self.meter.observe(Observation::Switch(event));
         }
@@ -201,9 +198,9 @@ impl World {
         let id = guest.id;
         let there = |keeper: &MemoryKeeper| keeper.manager().may_run(id);
         if closed {
-            self.gpu.suspend(id);
+            self.gpu.carry_out(&[Order::Suspend(id)]);
         } else if self.keeper.as_ref().is_none_or(there) {
-            self.gpu.resume(id);
+            self.gpu.carry_out(&[Order::Resume(id)]);
         }
     }
 

@@ -1,18 +1,16 @@
 //! Polls of an engine that divides its time by itself: its rule decides from the readings.
 
-use turnstile_accounting::{Demand, DemandEvent, Moment, Nanos, Seen, TenantId};
-use turnstile_gpu::Look;
+use turnstile_accounting::{Demand, DemandEvent, Moment, Seen, TenantId};
+use turnstile_gpu::{EngineReading, Order};
 use turnstile_policies::{Decision, LOOK_INTERVAL, Measured, Standing};
 
 use super::{COMPUTE, GateOrder, Mediation};
 
 /// Result of a poll.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Looked {
+pub struct Polled {
     /// How gates are to be moved.
     pub gates: Vec<GateOrder>,
-    /// Time slices that differ from those in force.
-    pub slices: Vec<(TenantId, Nanos)>,
     /// When the next poll is due.
     pub next: Moment,
     /// Whether the next poll has to read all that it can.
@@ -25,58 +23,62 @@ impl Mediation {
         self.owed.as_ref()?.standing(tenant)
     }
 
-    /// Takes in a poll. Holds are in [`Mediation::take_holds`]. The ledger takes the poll's windows
-    /// as periods ([`Mediation::period_end`]).
-    pub fn look(&mut self, look: &Look) -> Looked {
-        for seen in &look.seen {
+    /// Takes in a poll. Other orders are in [`Mediation::take_gpu_orders`]. The ledger takes the
+    /// poll's windows as periods ([`Mediation::period_end`]).
+    pub fn poll(&mut self, reading: &EngineReading) -> Polled {
+        for seen in &reading.tenants {
             let demand = match seen.has_work {
                 true => Demand::Queued,
                 false => Demand::Nothing,
             };
             self.observe_demand(&DemandEvent {
-                at: look.at,
+                at: reading.at,
                 tenant: seen.tenant,
                 engine: COMPUTE,
                 demand,
             });
         }
-        let mut looked = Looked {
-            next: look.at + LOOK_INTERVAL,
-            ..Looked::default()
+        let mut polled = Polled {
+            next: reading.at + LOOK_INTERVAL,
+            ..Polled::default()
         };
         let Some(owed) = &mut self.owed else {
-            return looked;
+            return polled;
         };
         // A tenant that waits for its memory does not wait for the engine.
         let tenants = &self.tenants;
         let waits = |tenant: &TenantId| tenants.get(tenant).is_some_and(|of| of.memory_waits);
-        let seen = look.seen.iter().map(|seen| match waits(&seen.tenant) {
-            true => Seen {
-                has_work: false,
-                idle: Seen::NEVER,
-                ..*seen
-            },
-            false => *seen,
-        });
+        let seen = reading
+            .tenants
+            .iter()
+            .map(|seen| match waits(&seen.tenant) {
+                true => Seen {
+                    has_work: false,
+                    idle: Seen::NEVER,
+                    ..*seen
+                },
+                false => *seen,
+            });
         let seen: Vec<Seen> = seen.collect();
-        let measured = look.windows.iter().map(|window| Measured {
+        let measured = reading.windows.iter().map(|window| Measured {
             until: window.usage.window.to(),
             tenants: &window.readings,
         });
         let measured: Vec<Measured<'_>> = measured.collect();
-        let orders = owed.look(look.at, &seen, &measured).clone();
-        (looked.next, looked.exact) = (orders.next_look, orders.exact);
+        let orders = owed.look(reading.at, &seen, &measured).clone();
+        (polled.next, polled.exact) = (orders.next_look, orders.exact);
         for order in orders.tenants {
             let decision = order.hold.map_or(Decision::Admit, Decision::Hold);
             let stands = self.tenants.get(&order.tenant);
             if stands.is_some_and(|standing| !standing.stands_at(decision)) {
-                let moved = self.carry_out(COMPUTE, order.tenant, decision, look.at);
-                looked.gates.extend(moved);
+                let moved = self.carry_out(COMPUTE, order.tenant, decision, reading.at);
+                polled.gates.extend(moved);
             }
             if self.slices.insert(order.tenant, order.slice_ns) != Some(order.slice_ns) {
-                looked.slices.push((order.tenant, order.slice_ns));
+                let slice = Order::Slice(order.tenant, order.slice_ns);
+                self.gpu_orders.push(slice);
             }
         }
-        looked
+        polled
     }
 }

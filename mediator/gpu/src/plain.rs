@@ -13,13 +13,14 @@ use turnstile_abi::{
     FENCE_BYTES, FenceRecord, Launch, pci,
 };
 use turnstile_accounting::{AccountId, Nanos, TenantId};
+use turnstile_host::memory_file::memory_file;
 use turnstile_vmm::gate::{PageWords, SharedPages};
 use vm_memory::{FileOffset, GuestAddress};
 
-use turnstile_gpu::{
-    ChannelConfig, Doorbells, Gpu, GuestMemory, Interrupts, Refusal, TenantResources,
+use crate::{
+    ChannelConfig, DoorbellChange, Doorbells, Gpu, GuestMemory, Interrupts, Refusal,
+    TenantResources,
 };
-use turnstile_host::memory_file::memory_file;
 
 /// Doorbell pages with gates that are always open.
 #[derive(Debug)]
@@ -313,7 +314,7 @@ impl PlainChannel {
     /// Writes the doorbell and notifies the GPU, as a watched gate does.
     pub fn ring_watched(&self, gpu: &dyn Gpu) {
         self.ring();
-        gpu.ring(self.tenant);
+        gpu.doorbells_changed(self.tenant, DoorbellChange::Written);
     }
 
     /// The last fence.
@@ -338,7 +339,7 @@ impl PlainChannel {
     }
 }
 
-/// A kernel of given length, for a GPU that runs such ([`super::Kernels::GivenLength`]).
+/// A kernel of given length, for a GPU that takes a length in place of a program.
 pub fn given_length(vm: &PlainVm, length: Nanos) -> Command {
     let params_gpa = vm.put(&length.0.to_le_bytes());
     Command::Launch(Launch {

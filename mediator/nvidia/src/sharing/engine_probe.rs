@@ -1,11 +1,11 @@
-//! What is read at a look, and what it shows of each tenant.
+//! What is read at a poll, and what it shows of each tenant.
 //!
-//! In: the signals of [`crate::observe`], and the tenant of each process, channel and group. Out: a
-//! [`Look`]. One owner, under one lock; the lock is held for the time of a look.
+//! In: the signals of [`crate::observe`], and the tenant of each process, channel and group. Out:
+//! an [`EngineReading`]. One owner, under one lock; the lock is held for the time of a poll.
 //!
-//! A window goes from one look to the next. It is closed at once where the log and the engine's
+//! A window goes from one poll to the next. It is closed at once where the log and the engine's
 //! status agree on the resident tenant: then no record is missing. Else it is closed at a later
-//! look, as records come up to [`SETTLED`] late; [`SHOWN`] where the log was not flushed.
+//! poll, as records come up to [`SETTLED`] late; [`SHOWN`] where the log was not flushed.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use turnstile_accounting::meter::{Case, WorkedMeter};
 use turnstile_accounting::{Moment, Nanos, Reading, Seen, TenantId, Window};
-use turnstile_gpu::{COMPUTE, LOOKS, Look};
+use turnstile_gpu::{COMPUTE, EngineReading, READINGS as TRACED};
 use turnstile_host::process;
 use turnstile_vmm::wire::ObjectChange;
 
@@ -34,15 +34,15 @@ const SETTLED: Nanos = Nanos::from_us(600);
 /// The driver moves records to where they are read 30 times a second without a flush.
 const SHOWN: Nanos = Nanos::from_ms(50);
 
-/// Readings of the engine's status at a look while copies run, and from one to the next. Kernels
+/// Readings of the engine's status at a poll while copies run, and from one to the next. Kernels
 /// behind copies are as short as 13 us.
 const READINGS: u32 = 8;
 const READING_INTERVAL: Duration = Duration::from_micros(15);
 
-/// Copies are taken to run for this long after a look that found a copy engine at work.
+/// Copies are taken to run for this long after a poll that found a copy engine at work.
 const COPIES: Nanos = Nanos::from_ms(500);
 
-/// A time between two looks of which not all is known yet.
+/// A time between two polls of which not all is known yet.
 #[derive(Debug)]
 struct Open {
     window: Window,
@@ -54,7 +54,7 @@ struct Open {
 
 /// Reads the engine.
 #[derive(Debug)]
-pub(super) struct Looker {
+pub(super) struct EngineProbe {
     client: Arc<RmClient>,
     log: EventLog,
     signals: Signals,
@@ -72,7 +72,7 @@ pub(super) struct Looker {
     copied: Option<Moment>,
     open: VecDeque<Open>,
     records: Vec<SwitchRecord>,
-    pub(super) looks: Cost,
+    pub(super) polls: Cost,
     /// Of these, reading the log and the channels.
     pub(super) log_reads: Cost,
     pub(super) channel_reads: Cost,
@@ -80,7 +80,7 @@ pub(super) struct Looker {
     pub(super) split: u64,
 }
 
-impl Looker {
+impl EngineProbe {
     pub(super) fn new(
         client: Arc<RmClient>,
         log: EventLog,
@@ -104,7 +104,7 @@ impl Looker {
             copied: None,
             open: VecDeque::new(),
             records: Vec::new(),
-            looks: Cost::default(),
+            polls: Cost::default(),
             log_reads: Cost::default(),
             channel_reads: Cost::default(),
             switched: 0,
@@ -180,22 +180,21 @@ impl Looker {
     /// Polls at `now`. A tenant that `requests` has a request that needs its memory, which is work.
     ///
     /// # Errors
-    /// If the log cannot be read. Then nothing of it is known until the next look.
-    pub(super) fn look(
+    /// If the log cannot be read. Then nothing of it is known until the next poll.
+    pub(super) fn poll(
         &mut self,
         now: impl Fn() -> Moment,
         requests: impl Fn(TenantId) -> bool,
-        look: &mut Look,
+        reading: &mut EngineReading,
     ) -> Result<(), RmError> {
         let work = Work::begin();
-        look.seen.clear();
-        look.windows.clear();
+        reading.windows.clear();
         let count = self.signals.busy_count();
         let at = now().max(self.last.unwrap_or(Moment(0)));
-        look.at = at;
+        reading.at = at;
         let busy = count.and_then(|count| self.busy.take(at, count));
         if let Some(busy) = busy {
-            log::trace!(target: LOOKS, "busy {} {}", at.0, busy.0);
+            log::trace!(target: TRACED, "busy {} {}", at.0, busy.0);
         }
         if self.signals.copies() {
             self.copied = Some(at);
@@ -210,15 +209,15 @@ impl Looker {
         let tenants = self.tenants.keys().copied();
         self.groups
             .follow(tenants, &self.processes, &mut self.files, Instant::now());
-        let reading = Work::brief();
+        let channels = Work::brief();
         self.read_channels(at, requests);
-        self.channel_reads.add(&reading);
+        self.channel_reads.add(&channels);
         // The records of an own turn, and before one, are needed at once.
         let any_held = self.tenants.values().any(|of| of.state.needs_lease());
-        let exact = look.exact || any_held;
-        let reading = Work::brief();
+        let exact = reading.exact || any_held;
+        let log = Work::brief();
         let read = self.read_log(exact);
-        self.log_reads.add(&reading);
+        self.log_reads.add(&log);
         let agree = self.learn_group(group);
         if let Some(from) = self.last.replace(at)
             && at > from
@@ -236,14 +235,14 @@ impl Looker {
             (true, false) => Moment(at.0.saturating_sub(SETTLED.0)),
             (false, _) => Moment(at.0.saturating_sub(SHOWN.0)),
         };
-        self.close(settled, look);
-        look.seen
-            .extend(self.tenants.iter().map(|(tenant, of)| Seen {
-                tenant: *tenant,
-                has_work: of.has_work,
-                idle: of.idle(at),
-            }));
-        self.looks.add(&work);
+        self.close(settled, reading);
+        let seen = |(tenant, of): (&TenantId, &Tenant)| Seen {
+            tenant: *tenant,
+            has_work: of.has_work,
+            idle: of.idle(at),
+        };
+        reading.tenants = self.tenants.iter().map(seen).collect();
+        self.polls.add(&work);
         read
     }
 
@@ -267,7 +266,7 @@ impl Looker {
             if let Some(tenant) = group.and_then(|group| self.engine_groups.tenant(group)) {
                 self.meter.read(tenant, works, case);
                 let (Case { copies, beside }, tenant) = (case, tenant.0);
-                log::trace!(target: LOOKS, "read {tenant} {works} {copies} {beside}");
+                log::trace!(target: TRACED, "read {tenant} {works} {copies} {beside}");
             }
             found = group;
         }
@@ -361,25 +360,19 @@ impl Looker {
             let read = self.has_work(tenant);
             if let Some(of) = self.tenants.get_mut(&tenant) {
                 let assumed = of.state == State::Resident || of.state.needs_lease();
-                of.look(read.unwrap_or(assumed) || requests(tenant), at);
+                of.observe_work(read.unwrap_or(assumed) || requests(tenant), at);
             }
         }
     }
 
     /// Closes the windows that end by `settled`, up to which the log is complete.
-    fn close(&mut self, settled: Moment, look: &mut Look) {
+    fn close(&mut self, settled: Moment, reading: &mut EngineReading) {
         self.switches.settle(settled);
         for event in self.switches.drain() {
             self.meter.switched(event);
         }
-        while self
-            .open
-            .front()
-            .is_some_and(|open| open.window.to() <= settled)
-        {
-            let Some(open) = self.open.pop_front() else {
-                return;
-            };
+        let is_known = |open: &mut Open| open.window.to() <= settled;
+        while let Some(open) = self.open.pop_front_if(is_known) {
             let mut worked = self.meter.close(open.window, open.busy, open.case);
             self.split += u64::from(worked.split);
             for tenant in open.with_work {
@@ -397,7 +390,7 @@ impl Looker {
                     }),
                 }
             }
-            look.windows.push(worked);
+            reading.windows.push(worked);
         }
     }
 
@@ -409,7 +402,7 @@ impl Looker {
 
 /// Traces a record of the log as it was taken.
 fn trace(record: SwitchRecord, owner: Owner) {
-    if !log::log_enabled!(target: LOOKS, log::Level::Trace) {
+    if !log::log_enabled!(target: TRACED, log::Level::Trace) {
         return;
     }
     let SwitchRecord { seq, at, pid, .. } = record;
@@ -427,5 +420,5 @@ fn trace(record: SwitchRecord, owner: Owner) {
         Owner::Unknown => ("unknown".to_owned(), 0, None),
     };
     let held = held.unwrap_or(Moment(0)).0;
-    log::trace!(target: LOOKS, "{change} {seq} {} {pid} {tenant} {slice} {held}", at.0);
+    log::trace!(target: TRACED, "{change} {seq} {} {pid} {tenant} {slice} {held}", at.0);
 }
