@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   mode: start daemon or MPS -> start all programs -> load -> warm, one after another
-//!         -> each round: each program alone, then each row -> stop
+//!         -> each round: each program alone, then each row (later modes: rows first) -> stop
 //!   row:  go -> skip -> count, snapshot -> window -> snapshot, rest -> answers
 //! ```
 //!
@@ -111,7 +111,7 @@ impl<'a> Runner<'a> {
     fn mode(&mut self, mode: Mode, deadline: Option<Instant>) -> anyhow::Result<()> {
         let begin = Instant::now();
         let plan = self.plan;
-        let steps = steps_of(mode, &plan.rows);
+        let steps = steps_of(mode, Some(&mode) == plan.modes.first(), &plan.rows);
         let started = Running::start(mode, &plan.daemon, plan.device, &plan.folder);
         let mut running = match started {
             // Most hosts have none: that is no failure.
