@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
+use turnstile_abi::ErrorCode;
 use turnstile_host::run_folder;
 use turnstile_images::{Load, Outcome, Report, Workload};
 use turnstile_vmm::vmm::{self, VmConfig, VmEnd, VmError, VmHandle, VmReport};
@@ -97,14 +98,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         });
         let again = args.reconnect && !end.is_due();
         match ended {
-            Ok(left) if left.lost && again => print_message(&Message::Lost)?,
+            Ok(left) if is_lost(&left) && again => print_message(&Message::Lost)?,
             Ok(left) => {
+                let lost = is_lost(&left);
                 let report = report(args, &left);
                 let error = report.error.clone();
                 print_message(&Message::Report(report))?;
                 return match error {
                     None => Ok(()),
-                    Some(text) => Err(guest_failed(&args.name, &text, left.lost)),
+                    Some(text) => Err(guest_failed(&args.name, &text, lost)),
                 };
             }
             // A VM that starts fails like this while the daemon restarts; any other failure would
@@ -114,6 +116,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
         thread::sleep(RETRY);
     }
+}
+
+/// Whether the guest's GPU was lost. A daemon that stops ends the guest's channels before it closes
+/// the connection, so the guest may end first.
+fn is_lost(left: &VmReport) -> bool {
+    let reported = Report::decode(&left.report).map(|report| report.error);
+    left.lost || reported == Some(u64::from(ErrorCode::DeviceLost as u32))
 }
 
 /// The error of a guest that ended with one, which has an exit status of its own.
