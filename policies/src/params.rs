@@ -62,10 +62,13 @@ impl Weight {
     /// The default weight.
     pub const DEFAULT: Self = Self(100);
 
-    /// A weight from 1 to 10,000.
+    /// The largest weight.
+    pub const MAX: u32 = 10_000;
+
+    /// A weight from 1 to [`Self::MAX`].
     pub const fn new(weight: u32) -> Result<Self, ParamsError> {
         match weight {
-            1..=10_000 => Ok(Self(weight)),
+            1..=Self::MAX => Ok(Self(weight)),
             _ => Err(ParamsError::Weight(weight)),
         }
     }
@@ -96,6 +99,11 @@ impl From<Weight> for u32 {
 }
 
 impl Cap {
+    /// Shortest period, and least quota, that an operator may set.
+    pub const PERIOD_MIN: Nanos = Nanos::from_ms(1);
+    /// Longest period that an operator may set.
+    pub const PERIOD_MAX: Nanos = Nanos::from_ms(1_000);
+
     /// At most `quota` in each `period`.
     pub const fn new(quota_ns: Nanos, period_ns: Nanos) -> Result<Self, ParamsError> {
         if quota_ns.0 == 0 || period_ns.0 == 0 {

@@ -27,7 +27,7 @@ pub enum Guests {
 impl Guests {
     /// Each kind that this host supports; prints the missing one to standard error.
     pub fn all() -> Vec<Self> {
-        match vmm::kvm_available() {
+        match kvm_guests() {
             Ok(()) => vec![Self::Native, Self::Kvm],
             Err(reason) => {
                 eprintln!("skipped with KVM guests: {reason}");
@@ -35,6 +35,15 @@ impl Guests {
             }
         }
     }
+}
+
+/// Whether this host runs KVM guests, and this build has one.
+///
+/// # Errors
+/// Why not.
+pub fn kvm_guests() -> Result<(), String> {
+    vmm::kvm_available().map_err(|error| error.to_string())?;
+    turnstile_images::guest_built().map_err(|error| error.to_string())
 }
 
 /// Hosts share the machine's few cores: one at a time in a process, so that each measures only

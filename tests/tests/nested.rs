@@ -30,7 +30,7 @@ fn kept(lines: anyhow::Result<Vec<Line>>) {
 
 /// Whether guests can be run; prints the reason if not.
 fn guests() -> bool {
-    let available = turnstile_vmm::vmm::kvm_available();
+    let available = turnstile_tests::e2e::kvm_guests();
     if let Err(reason) = &available {
         eprintln!("SKIPPED: guests: {reason}");
     }

@@ -24,14 +24,14 @@ use super::problem::Problem;
 use super::vm::Scheduling;
 use super::write::{Write, detached};
 use turnstile_daemon::accounts::{AccountsError, Entry, Origin, PATTERNS_MAX, Pattern, View};
-use turnstile_daemon::{is_tenant_name, resolve};
+use turnstile_daemon::{NAME_BYTES_MAX, NAME_RULE, is_tenant_name, resolve};
 
 /// An account: tenants that share a weight and limits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Account {
     /// Its name. `uid-1000` is the own account of user 1000.
-    #[schema(min_length = 1, max_length = 64, pattern = "^[A-Za-z0-9._-]+$")]
+    #[schema(min_length = 1, max_length = 253, pattern = "^[A-Za-z0-9._+-]+$")]
     pub name: String,
     /// Where its terms come from: `user` (defaults), `configuration` or `api`.
     #[serde(default)]
@@ -42,7 +42,7 @@ pub struct Account {
     pub patterns: Vec<String>,
     /// Unix user, by name or number: its tenants belong to it. With `match`, both have to hold.
     #[serde(default)]
-    #[schema(min_length = 1, max_length = 64)]
+    #[schema(min_length = 1, max_length = 253)]
     pub user: Option<String>,
     /// Share relative to other accounts.
     #[serde(default = "default_weight")]
@@ -78,7 +78,7 @@ pub(super) struct AccountPatch {
     #[schema(rename = "match", max_items = 64)]
     patterns: Option<Vec<String>>,
     /// Unix user, by name or number: its tenants belong to it; null for any.
-    #[schema(min_length = 1, max_length = 64)]
+    #[schema(min_length = 1, max_length = 253)]
     user: Option<String>,
     /// Share relative to other accounts.
     #[schema(minimum = 1, maximum = 10_000)]
@@ -154,7 +154,7 @@ impl Account {
             ));
         }
         if self.user.as_ref().is_some_and(|user| !is_tenant_name(user)) {
-            let detail = "1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'";
+            let detail = NAME_RULE;
             return Err(Problem::field("/user", detail));
         }
         if self.memory_max_bytes.is_some_and(|bytes| bytes > LIMIT_MAX) {
@@ -182,7 +182,7 @@ impl From<AccountsError> for Problem {
 }
 
 fn no_account(name: &str) -> Problem {
-    let name: String = name.chars().take(64).collect();
+    let name: String = name.chars().take(NAME_BYTES_MAX).collect();
     let detail = format!("There is no account named {name:?}");
     Problem::new(StatusCode::NOT_FOUND, detail)
 }
@@ -324,7 +324,7 @@ pub(super) async fn make(
 ) -> Result<Response, Problem> {
     let name = wanted.name.clone();
     if !is_tenant_name(&name) {
-        let detail = "1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'";
+        let detail = NAME_RULE;
         return Err(Problem::field("/name", detail));
     }
     let there = shared.account(&name).is_ok();

@@ -12,12 +12,16 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use tokio::net::UnixStream;
 
+use turnstile_host::run_folder;
+
 use super::body::MERGE_PATCH;
 use super::page::Page;
 use super::problem::{PROBLEM_JSON, Problem};
 
-/// Where a daemon listens unless configured otherwise.
-pub const DEFAULT_SOCKET: &str = "/run/turnstile/api.sock";
+/// Where the daemon of this user listens, else that of the system.
+pub fn default_socket() -> PathBuf {
+    run_folder::find(run_folder::API)
+}
 
 /// TIMEOUT: longer than a daemon takes for its longest answer.
 const ANSWER: Duration = Duration::from_secs(60);
@@ -29,7 +33,7 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// No daemon listens.
-    #[error("No daemon listens on {}: start one (turnstile serve), or name its socket with --api", path.display())]
+    #[error("No daemon listens on {}; start one (turnstile serve), or name its socket with --api", path.display())]
     Unreachable {
         /// The socket.
         path: PathBuf,
@@ -37,7 +41,7 @@ pub enum ClientError {
         source: io::Error,
     },
     /// The socket may not be used.
-    #[error("You may not use {}: ask for a role (api.operators, api.viewers in the daemon's configuration), or be root", path.display())]
+    #[error("You may not use {}; request a role (api.operators, api.viewers in the daemon's configuration), or be root", path.display())]
     Denied {
         /// The socket.
         path: PathBuf,
@@ -49,6 +53,12 @@ pub enum ClientError {
         path: PathBuf,
         /// How.
         source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A change that changes nothing, which is not requested.
+    #[error("Nothing is to be set; name what by {options}")]
+    Nothing {
+        /// Options that name a change.
+        options: String,
     },
     /// The daemon refused.
     #[error("{}", .0.detail.as_deref().unwrap_or(&.0.title))]
@@ -114,8 +124,8 @@ impl Client {
             let page: Page<T> = self.get(&format!("{path}?limit=1000{cursor}"))?;
             all.extend(page.items);
             match page.next_cursor {
-                // Names have no character that would have to be escaped.
-                Some(next) => cursor = format!("&cursor={next}"),
+                // A name's only character that has to be escaped.
+                Some(next) => cursor = format!("&cursor={}", next.replace('+', "%2B")),
                 None => return Ok(all),
             }
         }
@@ -272,6 +282,7 @@ impl ClientError {
             Self::Unreachable { .. } => 4,
             Self::Denied { .. } => 6,
             Self::Broken { .. } => 1,
+            Self::Nothing { .. } => 2,
             Self::Refused(problem) => match StatusCode::from_u16(problem.status) {
                 Ok(StatusCode::NOT_FOUND) => 3,
                 Ok(StatusCode::CONFLICT | StatusCode::PRECONDITION_FAILED) => 5,

@@ -18,14 +18,14 @@ use super::params::IfMatch;
 use super::problem::Problem;
 use super::vm::{Scheduling, Vm};
 use super::write::{Write, there};
-use turnstile_daemon::{MemoryLimits, Settings, is_tenant_name};
+use turnstile_daemon::{MemoryLimits, NAME_RULE, Settings, is_tenant_name};
 
 /// A tenant that is expected.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Registration {
     /// Name that its VMM or launcher will give.
-    #[schema(min_length = 1, max_length = 64, pattern = "^[A-Za-z0-9._-]+$")]
+    #[schema(min_length = 1, max_length = 253, pattern = "^[A-Za-z0-9._+-]+$")]
     name: String,
     /// How it will be scheduled; if unset, as it requests itself.
     #[serde(default)]
@@ -68,10 +68,7 @@ pub(super) async fn register(
 ) -> Result<Response, Problem> {
     let name = registration.name.clone();
     if !is_tenant_name(&name) {
-        return Err(Problem::field(
-            "/name",
-            "1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'",
-        ));
+        return Err(Problem::field("/name", NAME_RULE));
     }
     let wanted = registration.settings()?;
     let before = shared.host.settings().get(&name).copied();

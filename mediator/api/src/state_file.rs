@@ -10,13 +10,14 @@ use serde::{Deserialize, Serialize};
 
 use turnstile_daemon::Settings;
 use turnstile_daemon::accounts::Entry;
+use turnstile_daemon::config::without_mark;
 
 /// Of the file's format. Version 1, which has no accounts, is read as well.
 const VERSION: u32 = 2;
 
-/// A file is not larger: some 4,096 tenants with everything set, and as many names as the book of
-/// accounts keeps.
-const BYTES_MAX: u64 = 4 << 20;
+/// A file is not larger: some 4,096 tenants with everything set, and as many names of the longest
+/// form as the book of accounts keeps.
+const BYTES_MAX: u64 = 16 << 20;
 
 /// Where settings are kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,7 +109,7 @@ impl StateFile {
             let what = format!("larger than {BYTES_MAX} bytes");
             return Err(StateFileError::Foreign { path, what });
         }
-        let content: Content = match serde_json::from_str(&text) {
+        let content: Content = match serde_json::from_str(without_mark(&text)) {
             Ok(content) => content,
             Err(source) => return Err(StateFileError::Content { path, source }),
         };
@@ -206,6 +207,16 @@ mod tests {
     }
 
     #[test]
+    fn byte_order_mark_of_an_editor_is_no_part_of_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = StateFile::new(folder.path().join("state.json"));
+        let text = "{\"version\":1,\"tenants\":{\"a\":{\"weight\":7}}}";
+        fs::write(&file.path, format!("\u{feff}{text}")).unwrap();
+        let kept = file.load().unwrap();
+        assert_eq!(kept.tenants["a"].weight, Weight::new(7).ok());
+    }
+
+    #[test]
     fn a_file_that_is_none_is_not_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let file = StateFile::new(folder.path().join("state.json"));
@@ -234,7 +245,7 @@ mod tests {
         };
         let kept = of("a".to_owned());
         file.save(&kept).unwrap();
-        // CAST: 4 MiB
+        // CAST: 16 MiB
         let name = "b".repeat(BYTES_MAX as usize);
         let refused = file.save(&of(name)).unwrap_err();
         assert!(matches!(refused, StateFileError::Write { .. }));

@@ -15,7 +15,8 @@ use turnstile_daemon::{MemoryLimits, MemorySnapshot, Settings, TenantKind, Tenan
 /// Shortest and longest period of a cap, and shortest quota.
 /// SOURCE: kernel/sched/core.c, min_cfs_quota_period, max_cfs_quota_period, min_bw_runtime of the
 /// same order
-const PERIOD_US: std::ops::RangeInclusive<u64> = 1_000..=1_000_000;
+const PERIOD_US: std::ops::RangeInclusive<u64> =
+    Cap::PERIOD_MIN.0 / 1_000..=Cap::PERIOD_MAX.0 / 1_000;
 /// SOURCE: Documentation/admin-guide/cgroup-v2.rst, cpu.max
 const PERIOD_DEFAULT_US: u64 = 100_000;
 

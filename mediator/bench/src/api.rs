@@ -18,7 +18,7 @@ use serde::Serialize;
 use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 use tokio::time::{Instant, sleep_until};
-use turnstile_api::client::{Client, DEFAULT_SOCKET};
+use turnstile_api::client::{Client, default_socket};
 use turnstile_api::view::Sample;
 use turnstile_figures::percentile::Percentiles;
 
@@ -26,7 +26,7 @@ use turnstile_figures::percentile::Percentiles;
 #[derive(clap::Args, Debug)]
 pub(crate) struct ApiArgs {
     /// The daemon's API socket
-    #[arg(long, default_value = DEFAULT_SOCKET)]
+    #[arg(long, default_value_os_t = default_socket(), hide_default_value = true)]
     api: PathBuf,
     /// Requests a second, all connections together
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=10_000))]

@@ -8,9 +8,10 @@ use turnstile_api::accounts::Account;
 use turnstile_api::client::ClientError;
 
 use turnstile_figures::columns::table;
+use turnstile_policies::Weight;
 
 use super::admin::{Admin, escaped};
-use super::vm::{Mib, Quota, cap, quota};
+use super::vm::{Mib, PERIOD_MS, Quota, cap, mib, nothing_to_set, quota};
 
 /// Arguments of `account`.
 #[derive(clap::Args, Debug)]
@@ -27,7 +28,7 @@ enum Command {
     List,
     /// One account
     Get {
-        /// Its name
+        /// The account's name
         name: String,
     },
     /// Set something of an account: weight and quota hold from the next decision on, the rest for
@@ -35,7 +36,7 @@ enum Command {
     Set(SetArgs),
     /// Forget what was set of an account without tenants, and free its tenants' names
     Forget {
-        /// Its name
+        /// The account's name
         name: String,
     },
 }
@@ -51,16 +52,16 @@ struct SetArgs {
     #[arg(long)]
     user: Option<String>,
     /// Its share relative to other accounts
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=i64::from(Weight::MAX)))]
     weight: Option<u32>,
     /// The largest weight that one of its tenants may claim
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=i64::from(Weight::MAX)))]
     weight_max: Option<u32>,
     /// The most of the engine that its tenants get together, as in 25%, or max for no limit
     #[arg(long, value_parser = quota)]
     quota: Option<Quota>,
     /// Length of the periods that the quota is counted in, in milliseconds
-    #[arg(long, requires = "quota", value_parser = clap::value_parser!(u64).range(1..=1_000))]
+    #[arg(long, requires = "quota", value_parser = clap::value_parser!(u64).range(PERIOD_MS))]
     period_ms: Option<u64>,
     /// GPU memory that its tenants may claim together, in MiB, or max for no limit
     #[arg(long, value_name = "MIB")]
@@ -125,6 +126,11 @@ fn run_set(admin: &Admin, args: &SetArgs) -> Result<(), ClientError> {
     let name = &args.name;
     let body = args.new.then(|| json!({ "name": name }));
     let made = body.map(|body| ("/v1/accounts", body));
+    if args.changes().is_empty() && made.is_none() {
+        return Err(nothing_to_set(
+            "--weight, --quota, --memory-max, --match, --user",
+        ));
+    }
     admin.client().patch(&path(name), args.changes(), made)?;
     admin.get(&path(name), show)
 }
@@ -143,12 +149,7 @@ fn show(accounts: &[Account]) {
             account.weight.to_string(),
             account.weight_max.to_string(),
             cap(account.quota_us, account.period_us),
-            or(
-                account
-                    .memory_max_bytes
-                    .map(|bytes| (bytes >> 20).to_string()),
-                "max",
-            ),
+            mib(account.memory_max_bytes),
             or(account.tenants_max.map(|max| max.to_string()), "max"),
         ]
     };

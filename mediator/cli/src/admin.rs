@@ -1,22 +1,20 @@
-//! Shared parts of the commands that use a running daemon's API.
-//!
-//! Exit codes: 0 done; 1 failed; 2 wrong usage, or refused as wrong; 3 not found; 4 no daemon; 5
-//! changed meanwhile, or in conflict with what is there; 6 not permitted. Errors go to standard
-//! error, with `-o json` as problem+json.
+//! Shared parts of the commands that use a running daemon's API. With `-o json` a refusal is
+//! printed as problem+json.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use super::exit;
 use clap::ValueEnum;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use turnstile_api::client::{Client, ClientError, DEFAULT_SOCKET};
+use turnstile_api::client::{Client, ClientError, default_socket};
 
 /// The daemon, and how results are shown.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Admin {
     /// The daemon's API socket
-    #[arg(long, global = true, default_value = DEFAULT_SOCKET, value_name = "SOCKET")]
+    #[arg(long, global = true, default_value_os_t = default_socket(), hide_default_value = true, value_name = "SOCKET")]
     pub(crate) api: PathBuf,
     /// How results are shown: JSON is stable, tables are for people
     #[arg(long, short, global = true, value_enum, default_value_t = Output::Table)]
@@ -74,14 +72,14 @@ impl Admin {
         let Err(error) = done else {
             return ExitCode::SUCCESS;
         };
-        match (&error, self.output) {
-            (ClientError::Refused(problem), Output::Json) => eprintln!(
+        if let (ClientError::Refused(problem), Output::Json) = (&error, self.output) {
+            eprintln!(
                 "{}",
                 serde_json::to_string_pretty(problem).unwrap_or_default()
-            ),
-            _ => eprintln!("turnstile: {:#}", anyhow::anyhow!("{error}")),
+            );
+            return error.exit_code().into();
         }
-        error.exit_code().into()
+        exit::report(&error.into()).into()
     }
 }
 

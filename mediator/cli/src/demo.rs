@@ -105,9 +105,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let kvm_missing = if args.native {
         Some("--native was given".to_owned())
     } else {
-        turnstile_vmm::vmm::kvm_available()
-            .err()
-            .map(|reason| reason.to_string())
+        let works = turnstile_vmm::vmm::kvm_available().map_err(|reason| reason.to_string());
+        let built = |()| turnstile_images::guest_built().map_err(|reason| reason.to_string());
+        works.and_then(built).err()
     };
     let folder = tempfile::Builder::new().prefix("turnstile").tempdir()?;
     let socket = folder.path().join("vmm.sock");

@@ -20,12 +20,14 @@ mod config;
 mod cuda_vm;
 mod demo;
 mod doctor;
+mod exit;
 mod finding;
 mod gpu;
 mod gpus;
 #[cfg(feature = "nvidia")]
 mod launch;
 mod ledger;
+mod logging;
 mod manual;
 #[cfg(feature = "nvidia")]
 mod nvidia;
@@ -48,7 +50,6 @@ mod vfio_user;
 mod vm;
 mod vmm;
 
-use std::any::Any;
 use std::panic::{self, AssertUnwindSafe};
 use std::process::ExitCode;
 
@@ -59,7 +60,8 @@ use absent::{bench, cuda_vm, run};
 use clap::{CommandFactory, Parser, Subcommand};
 #[cfg(feature = "nvidia")]
 use turnstile_bench as bench;
-use turnstile_daemon::config::ConfigError;
+
+use exit::Exit;
 
 /// Many VMs share one GPU: mediated, accounted, at their weights.
 #[derive(Parser)]
@@ -106,6 +108,9 @@ enum Command {
     Doctor(doctor::Args),
     /// Measure how a GPU is shared, by the loads' own time stamps or the GPU's log
     Bench(bench::Args),
+    /// Print the names that completions offer
+    #[command(hide = true)]
+    Names(completions::NamesArgs),
     /// Write manual pages
     #[command(hide = true)]
     Manual(manual::Args),
@@ -117,57 +122,42 @@ enum Command {
     SoftGpu(soft_gpu::Args),
 }
 
-/// Exit status after the reader of standard output has gone, as of a command that the signal ended.
-/// SOURCE: sh(1): 128 plus SIGPIPE's number.
-const BROKEN_PIPE_STATUS: u8 = 141;
-
-/// Whether a panic comes from printing to a closed pipe (`turnstile vm list | head -1`).
-fn is_broken_pipe(panic: &(dyn Any + Send)) -> bool {
-    // SOURCE: `print_to` of the standard library.
-    const MESSAGE: &str = "failed printing to stdout: Broken pipe";
-    let text = panic.downcast_ref::<String>();
-    text.is_some_and(|text| text.starts_with(MESSAGE))
-}
-
-fn main() -> anyhow::Result<ExitCode> {
-    let usual = panic::take_hook();
-    panic::set_hook(Box::new(move |panic| {
-        if !is_broken_pipe(panic.payload()) {
-            usual(panic);
+fn main() -> ExitCode {
+    exit::begin();
+    let command = match Args::try_parse() {
+        Ok(args) => args.command,
+        Err(error) => {
+            return match exit::usage_line(&error) {
+                Some(line) => {
+                    eprintln!("{line}");
+                    Exit::Usage.into()
+                }
+                None => error.exit(),
+            };
         }
-    }));
-    env_logger::Builder::from_env(
-        env_logger::Env::default().default_filter_or("warn,turnstile::audit=info"),
-    )
-    .init();
-    let command = Args::parse().command;
-    // Unwound instead of left at once, so that what was started for the command ends with it.
-    let ended = match panic::catch_unwind(AssertUnwindSafe(|| run(command))) {
-        Ok(ended) => ended,
-        Err(panic) if is_broken_pipe(&*panic) => return Ok(ExitCode::from(BROKEN_PIPE_STATUS)),
-        Err(panic) => panic::resume_unwind(panic),
     };
-    if let Err(error) = &ended
-        && error.is::<ConfigError>()
-    {
-        // The status of a wrong option by clap: another attempt would end as this one.
-        eprintln!("{error:#}");
-        return Ok(ExitCode::from(2));
+    // A daemon begins its log when it has read its configuration.
+    if !matches!(command, Command::Serve(_)) {
+        logging::begin();
     }
-    ended
+    // Unwound instead of left at once, so that what was started for the command ends with it.
+    match panic::catch_unwind(AssertUnwindSafe(|| run(command))) {
+        Ok(Ok(ended)) => ended,
+        Ok(Err(error)) => exit::report(&error).into(),
+        Err(panic) if exit::is_broken_pipe(&*panic) => Exit::BrokenPipe.into(),
+        Err(_) => Exit::Failed.into(),
+    }
 }
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Usage(args) => return Ok(usage::run(&args)),
-        Command::Top(args) => return Ok(top::run(&args)),
+        Command::Usage(args) => return usage::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Vm(args) => return Ok(vm::run(&args)),
         Command::Account(args) => return Ok(account::run(&args)),
         Command::Gpu(args) => return Ok(gpu::run(&args)),
-        Command::Completions(args) => {
-            completions::run(&args, Args::command());
-            return Ok(ExitCode::SUCCESS);
-        }
+        Command::Completions(args) => completions::run(&args, Args::command()),
+        Command::Names(args) => completions::names(&args),
         Command::Config(args) => config::run(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Ui(args) => ui::run(&args),

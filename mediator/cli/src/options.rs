@@ -162,7 +162,7 @@ impl Files {
     /// Files, environment, and `--set`.
     pub(crate) fn layers(&self) -> anyhow::Result<Layers> {
         let mut layers = Layers::new();
-        layers.files(self.path(), self.config.is_some())?;
+        layers.files(self.path(), self.config.is_some());
         // A name that is not UTF-8 cannot be a key.
         let variables = std::env::vars_os().filter_map(|(name, value)| {
             let name = name.into_string().ok()?;

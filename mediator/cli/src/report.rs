@@ -120,7 +120,7 @@ impl DemoReport {
         let guests = if self.kvm {
             "KVM guests"
         } else {
-            "native guests (threads, not VMs)"
+            "thread guests (no VMs)"
         };
         println!(
             "{} {guests} on one {} GPU, policy {}, meter {}, {:.1} s measured",

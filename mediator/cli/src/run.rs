@@ -4,10 +4,12 @@ use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 
+use crate::exit;
 use crate::launch::isolated::Isolation;
 use crate::launch::{self, Launch, Learn, Report};
 use anyhow::Context;
 use clap::ValueEnum;
+use turnstile_host::run_folder;
 
 /// Arguments of `run`.
 #[derive(clap::Args, Debug)]
@@ -18,8 +20,8 @@ pub(crate) struct Args {
     /// Its weight, 1 to 10000; the daemon's default if absent
     #[arg(long)]
     weight: Option<u32>,
-    /// The daemon's socket
-    #[arg(long, default_value = "/run/turnstile/vmm.sock")]
+    /// The daemon's socket; that of this user's own daemon, else /run/turnstile/vmm.sock
+    #[arg(long, default_value_os_t = run_folder::find(run_folder::VMM), hide_default_value = true)]
     socket: PathBuf,
     /// Let its GPU memory move: a library takes over its allocations (docs/NVIDIA.md lists what
     /// cannot move)
@@ -108,7 +110,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     };
     let code = launch::run(launch).unwrap_or_else(|error| {
         let code = error.exit_code();
-        eprintln!("turnstile run: {:#}", anyhow::Error::from(error));
+        exit::report(&error.into());
         code
     });
     std::process::exit(code)

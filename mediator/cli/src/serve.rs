@@ -1,4 +1,4 @@
-//! `turnstile serve`: the daemon in the foreground. It prints a snapshot on SIGUSR1 and at its end.
+//! `turnstile serve`: the daemon in the foreground. It prints a snapshot on SIGUSR1.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -12,19 +12,25 @@ use turnstile_abi::CHUNK_BYTES;
 use turnstile_accounting::Nanos;
 use turnstile_accounting::record::GpuIdentity;
 use turnstile_api::{Api, ApiConfig, StateFile};
-use turnstile_daemon::config::{Config, Effective, GpuKind, Meter, Reloaded, SuspendKind, changed};
+use turnstile_daemon::config::{
+    Config, ConfigError, Effective, GpuKind, Meter, Origin, Problem, Reloaded, SuspendKind, changed,
+};
 use turnstile_daemon::{AccountsConfig, Daemon, DaemonConfig, HostConfig, MeterKind, resolve_all};
 use turnstile_host::confine::{self, Files, Plan};
-
+use turnstile_host::run_folder;
 use turnstile_policies::{Tuning, Weight};
 use turnstile_vmm::front::Front;
 
 use super::chosen::Chosen;
 use super::gpus::{self, identity};
 use super::ledger;
-use super::options::Options;
+use super::logging;
+use super::options::{DEFAULT_PATH, Options};
 use super::service::Service;
 use super::vfio_user;
+
+/// Control node of NVIDIA's driver.
+const NVIDIA_CONTROL: &str = "/dev/nvidiactl";
 
 /// Sizes the card so that `vms` VMs together own `factor` times its memory, and the host pool so
 /// that it holds all of that.
@@ -98,18 +104,21 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
     Ok(Daemon::with_ledger(daemon, gpu, ledger)?)
 }
 
-/// Starts the admin API of a daemon; its sockets are beside that of VMMs unless configured.
+/// Names the API's sockets, which are beside that of VMMs unless configured.
+fn name_sockets(config: &mut Config) {
+    let beside = |name| config.sockets.vmm.with_file_name(name);
+    let (own, read_only) = (beside(run_folder::API), beside("api-ro.sock"));
+    let api = &mut config.api;
+    api.socket.get_or_insert(own);
+    api.read_only_socket.get_or_insert(read_only);
+}
+
+/// Starts the admin API of a daemon.
 fn api(config: &Config, daemon: &Daemon) -> anyhow::Result<Api> {
     let (gpu, model) = identity(config)?;
     let node = ledger::node(&config.ledger);
-    let beside = |name| config.sockets.vmm.with_file_name(name);
-    let mut section = config.api.clone();
-    section.socket.get_or_insert_with(|| beside("api.sock"));
-    section
-        .read_only_socket
-        .get_or_insert_with(|| beside("api-ro.sock"));
     let api = ApiConfig {
-        section,
+        section: config.api.clone(),
         metrics: config.metrics.clone(),
         prices: config.ledger.prices.clone(),
         gpu: GpuIdentity { node, gpu, model },
@@ -136,9 +145,91 @@ pub(crate) struct Args {
     options: Options,
 }
 
+/// What a daemon over a software GPU that no layer named has to print.
+/// On a host with an NVIDIA GPU such a daemon would bill software kernels. Under the packaged
+/// configuration no reader would notice, so it is an error there.
+fn software_by_default(effective: &Effective, nvidia: bool) -> Result<Option<String>, ConfigError> {
+    let kind = &effective.settings["gpu.kind"];
+    if !nvidia || kind.origin != Origin::Default {
+        return Ok(None);
+    }
+    let text = "this host has an NVIDIA GPU, and gpu.kind is not set; set it to \"nvidia\", or to \"soft\" for the software GPU";
+    let packaged = (effective.files.iter()).find(|path| *path == Path::new(DEFAULT_PATH));
+    match packaged {
+        Some(path) => Err(ConfigError(vec![Problem {
+            origin: Origin::File {
+                path: path.clone(),
+                line: 1,
+            },
+            text: text.to_owned(),
+        }])),
+        None => Ok(Some(format!("{text}. The software GPU is used"))),
+    }
+}
+
+/// What a daemon prints at its start: its GPU, where it listens, its ledger, and the files that it
+/// read.
+fn started(effective: &Effective, config: &Config) -> anyhow::Result<[String; 4]> {
+    let (id, model) = identity(config)?;
+    let api = &config.api;
+    let show = |path: &PathBuf| path.display().to_string();
+    let mut listens = vec![format!("{} (VMs and programs)", show(&config.sockets.vmm))];
+    let sockets = [&api.socket, &api.read_only_socket];
+    listens.extend(
+        sockets
+            .into_iter()
+            .flatten()
+            .map(|path| format!("{} (API)", show(path))),
+    );
+    listens.extend(
+        api.listen
+            .map(|address| format!("{address} (API over TLS)")),
+    );
+    listens.extend(
+        config
+            .metrics
+            .listen
+            .map(|address| format!("{address} (metrics)")),
+    );
+    let folder = config.vfio_user.folder.as_ref();
+    listens.extend(folder.map(|folder| format!("{} (stock VMMs)", show(folder))));
+    let section = &config.ledger;
+    let ledger = match (&section.path, &section.postgres) {
+        (Some(path), _) => format!("Ledger: {}, node {}", show(path), ledger::node(section)),
+        (None, Some(_)) => format!("Ledger: PostgreSQL, node {}", ledger::node(section)),
+        (None, None) => "Ledger: none is kept; ledger.path, or --ledger, names a file".to_owned(),
+    };
+    let files: Vec<String> = effective.files.iter().map(show).collect();
+    let files = match files.as_slice() {
+        [] => format!("no file; {DEFAULT_PATH} is not there"),
+        files => files.join(", "),
+    };
+    Ok([
+        format!("GPU: {model} ({id}), policy {}", config.policy()),
+        format!("Listening on {}", listens.join(", ")),
+        ledger,
+        format!("Configuration: {files}"),
+    ])
+}
+
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut effective = args.options.effective()?;
-    let config = effective.config.clone();
+    let mut config = effective.config.clone();
+    name_sockets(&mut config);
+    let unmeant = software_by_default(&effective, Path::new(NVIDIA_CONTROL).exists())?;
+    logging::begin_daemon(&config.log);
+    if let Some(text) = unmeant {
+        log::warn!("{text}");
+    }
+    if config.sockets.vmm.parent() == Some(&*run_folder::own()) {
+        let folder = run_folder::own();
+        run_folder::make(&folder).with_context(|| {
+            format!(
+                "Making {} failed; name another folder by --socket",
+                folder.display()
+            )
+        })?;
+    }
     raise_file_limit();
     // Before the threads, so that none of them takes the signal.
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGUSR1])?;
@@ -151,8 +242,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         config.policy(),
         config.sockets.vmm.display()
     );
-    eprintln!("turnstile: {status}");
     let fronts = fronts(&config)?;
+    for line in started(&effective, &config)? {
+        log::info!("{line}");
+    }
     let service = Service::ready(&status, daemon.periods().clone())?;
     let print_snapshot = |daemon: &Daemon| -> anyhow::Result<()> {
         println!(
@@ -168,19 +261,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 service.reloading();
                 match reload(&args.options, &effective, &daemon, &api) {
                     Ok(now) => effective = now,
-                    Err(error) => eprintln!("turnstile: nothing was reloaded: {error:#}"),
+                    Err(error) => log::error!("Nothing was reloaded: {error:#}"),
                 }
                 service.again(&status);
             }
             _ => break,
         }
     }
-    eprintln!("turnstile: stopping; VMs see a lost device");
+    log::info!("Stopping; VMs see a lost device");
     bring_memory_back(&daemon, &mut signals);
     drop(service);
     drop((fronts, api));
     let complete = daemon.close();
-    print_snapshot(&daemon)?;
     anyhow::ensure!(
         complete,
         "The ledger lacks the end of this run; the log says why"
@@ -208,20 +300,18 @@ fn bring_memory_back(daemon: &Daemon, signals: &mut Signals) {
         if reported_at.is_none_or(|at| at.elapsed() >= REPORT_INTERVAL) {
             reported_at = Some(Instant::now());
             let mib = home.left_bytes.div_ceil(1 << 20);
-            eprintln!("turnstile: bringing back GPU memory of programs, {mib} MiB left");
+            log::info!("Bringing back GPU memory of programs, {mib} MiB left");
         }
         thread::sleep(POLL_INTERVAL);
     };
     if left.left_bytes > 0 {
         let mib = left.left_bytes.div_ceil(1 << 20);
-        eprintln!(
-            "turnstile: {mib} MiB of GPU memory did not come back; programs that lack some end"
-        );
+        log::warn!("{mib} MiB of GPU memory did not come back; programs that lack some end");
     } else if reported_at.is_some() {
-        eprintln!("turnstile: GPU memory of programs is back");
+        log::info!("GPU memory of programs is back");
     }
     for name in left.lost {
-        eprintln!("turnstile: the GPU has no room for the memory of {name}, which ends");
+        log::warn!("The GPU has no room for the memory of {name}, which ends");
     }
 }
 
@@ -249,8 +339,8 @@ fn reload(
         [] => "nothing".to_owned(),
         keys => keys.join(", "),
     };
-    eprintln!(
-        "turnstile: reloaded; now in force: {}; waits for a restart: {}",
+    log::info!(
+        "Reloaded; now in force: {}; waits for a restart: {}",
         list(&taken),
         list(&waiting)
     );
@@ -328,4 +418,56 @@ fn files(config: &Config, file: &Path) -> Files {
     // A reload reads the configuration again.
     readable.push(confine::folder_of(file));
     Files { readable, writable }
+}
+
+#[cfg(test)]
+mod tests {
+    use turnstile_daemon::config::Layers;
+
+    use super::*;
+
+    fn effective(path: &str, text: &str) -> Effective {
+        let mut layers = Layers::new();
+        layers.text(Path::new(path), text);
+        layers.finish().unwrap()
+    }
+
+    #[test]
+    fn software_gpu_beside_an_nvidia_gpu_has_to_be_meant() {
+        let (none, meant) = ("", "[gpu]\nkind = \"soft\"\n");
+        for text in [none, meant] {
+            assert!(
+                software_by_default(&effective(DEFAULT_PATH, text), false)
+                    .unwrap()
+                    .is_none()
+            );
+        }
+        assert!(
+            software_by_default(&effective(DEFAULT_PATH, meant), true)
+                .unwrap()
+                .is_none()
+        );
+        let error = software_by_default(&effective(DEFAULT_PATH, none), true).unwrap_err();
+        assert!(error.to_string().contains("gpu.kind is not set"), "{error}");
+        let warned = software_by_default(&effective("own.toml", none), true).unwrap();
+        assert!(warned.is_some());
+    }
+
+    #[test]
+    fn start_names_gpu_sockets_ledger_and_files() {
+        let effective = effective("site.toml", "[ledger]\npath = \"/var/l\"\nnode = \"n\"\n");
+        let mut config = effective.config.clone();
+        config.sockets.vmm = "/run/x/vmm.sock".into();
+        name_sockets(&mut config);
+        let lines = started(&effective, &config).unwrap();
+        assert_eq!(lines[0], "GPU: Software GPU (software-0), policy dfq");
+        assert_eq!(
+            lines[1],
+            "Listening on /run/x/vmm.sock (VMs and programs), /run/x/api.sock (API), /run/x/api-ro.sock (API)"
+        );
+        assert_eq!(lines[2], "Ledger: /var/l, node n");
+        assert_eq!(lines[3], "Configuration: site.toml");
+        config.ledger.path = None;
+        assert!(started(&effective, &config).unwrap()[2].contains("none is kept"));
+    }
 }

@@ -17,7 +17,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, UnixStream};
-use turnstile_api::client::DEFAULT_SOCKET;
+use turnstile_api::client::default_socket;
 use uuid::Uuid;
 
 /// The cookie that carries the secret.
@@ -27,7 +27,7 @@ const COOKIE: &str = "turnstile";
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// The daemon's API socket
-    #[arg(long, default_value = DEFAULT_SOCKET, value_name = "SOCKET")]
+    #[arg(long, default_value_os_t = default_socket(), hide_default_value = true, value_name = "SOCKET")]
     api: PathBuf,
     /// Port on the loopback address; any that is free unless named
     #[arg(long, default_value_t = 0)]
@@ -52,9 +52,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 async fn serve(args: &Args) -> anyhow::Result<()> {
-    UnixStream::connect(&args.api)
-        .await
-        .with_context(|| format!("No daemon answers on {}", args.api.display()))?;
+    UnixStream::connect(&args.api).await.with_context(|| {
+        format!(
+            "No daemon answers on {}; start one, or name its socket with --api",
+            args.api.display()
+        )
+    })?;
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, args.port));
     let listener = TcpListener::bind(address)
         .await

@@ -1,7 +1,4 @@
 //! `turnstile usage`: exports the ledger for billing, and checks it.
-//!
-//! Exit codes: 0 done; 1 failed, or found broken; 2 wrong usage; 3 no such ledger, GPU or tenant; 5
-//! not closed yet, before the ledger, or discarded; 6 not permitted.
 
 mod export;
 mod span;
@@ -15,7 +12,7 @@ use anyhow::Context;
 use clap::{Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use turnstile_accounting::export::{
-    ExportError, FocusVersion, UNRECORDED, events_schema, focus_schema, show_time,
+    FocusVersion, UNRECORDED, events_schema, focus_schema, show_time,
 };
 use turnstile_accounting::record::UnixNanos;
 use turnstile_accounting::store::{Selection, StoreError};
@@ -25,6 +22,7 @@ use turnstile_api::usage::{TenantUsed, Used};
 use turnstile_figures::columns::table;
 
 use super::admin::{Admin, escaped};
+use super::exit::Exit;
 use super::ledger::Source;
 use super::vm::gigabytes;
 use export::{ExportArgs, run_export};
@@ -98,49 +96,17 @@ enum SchemaArg {
     Focus14,
 }
 
-/// The exit code of an error, by its causes.
-fn exit_code(error: &anyhow::Error) -> u8 {
-    let of_store = |error: &StoreError| match error {
-        StoreError::NotFound { .. } => 3,
-        StoreError::Denied { .. } => 6,
-        _ => 1,
-    };
-    for cause in error.chain() {
-        if let Some(error) = cause.downcast_ref::<StoreError>() {
-            return of_store(error);
-        }
-        if let Some(error) = cause.downcast_ref::<ExportError>() {
-            return match error {
-                ExportError::NotClosed { .. }
-                | ExportError::NotStarted { .. }
-                | ExportError::Discarded { .. } => 5,
-                ExportError::NoGpu | ExportError::NoTenant { .. } => 3,
-                ExportError::Empty | ExportError::NotAnHour { .. } | ExportError::NoPrices => 2,
-                ExportError::Store(error) => of_store(error),
-                _ => 1,
-            };
-        }
-    }
-    1
-}
-
-pub(crate) fn run(args: &Args) -> ExitCode {
-    let done = match &args.command {
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let sound = match &args.command {
         Command::Export(own) => run_export(&args.source, own).map(|()| true),
         Command::Verify(own) => run_verify(&args.source, own),
-        Command::Show(own) => return own.admin.exit(run_show(own)),
+        Command::Show(own) => return Ok(own.admin.exit(run_show(own))),
         Command::Schema(own) => print_schema(own).map(|()| true),
         Command::Changes(own) => run_changes(&args.source, own).map(|()| true),
         Command::Synthesise(own) => run_synthesise(&args.source.ledger, own).map(|()| true),
-    };
-    match done {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("turnstile: {error:#}");
-            ExitCode::from(exit_code(&error))
-        }
-    }
+    }?;
+    let exit = if sound { Exit::Done } else { Exit::Failed };
+    Ok(exit.into())
 }
 
 /// A bar in thousandths, on standard error, if that is a terminal.
@@ -256,45 +222,4 @@ fn print_schema(args: &SchemaArgs) -> anyhow::Result<()> {
     };
     println!("{}", serde_json::to_string_pretty(&schema)?);
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::path::PathBuf;
-
-    #[test]
-    fn every_refusal_has_its_exit_code() {
-        let code = |error: ExportError| exit_code(&anyhow::Error::new(error).context("more"));
-        let path = PathBuf::from("ledger");
-        assert_eq!(code(ExportError::NoPrices), 2);
-        assert_eq!(code(ExportError::NoGpu), 3);
-        let tenant = "nobody".to_owned();
-        assert_eq!(code(ExportError::NoTenant { tenant }), 3);
-        assert_eq!(
-            code(ExportError::NotStarted {
-                node: String::new(),
-                gpu: String::new(),
-                from: UnixNanos(0)
-            }),
-            5
-        );
-        assert_eq!(
-            code(ExportError::NotClosed {
-                node: String::new(),
-                gpu: String::new(),
-                until: UnixNanos(0)
-            }),
-            5
-        );
-        assert_eq!(
-            code(ExportError::Store(StoreError::Denied {
-                path: path.clone()
-            })),
-            6
-        );
-        assert_eq!(exit_code(&StoreError::NotFound { path }.into()), 3);
-        assert_eq!(exit_code(&StoreError::Order.into()), 1);
-        assert_eq!(exit_code(&anyhow::anyhow!("something else")), 1);
-    }
 }

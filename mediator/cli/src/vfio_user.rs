@@ -6,14 +6,15 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use turnstile_daemon::config::{DoorbellKind, FrontVm};
 use turnstile_daemon::serve_fronts;
+use turnstile_host::run_folder;
 use turnstile_policies::Weight;
 use turnstile_vmm::front::{Doorbells, Front, FrontConfig};
 
 /// Arguments of `vfio-user`.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// The daemon's socket
-    #[arg(long, default_value = "/run/turnstile/vmm.sock")]
+    /// The daemon's socket; that of this user's own daemon, else /run/turnstile/vmm.sock
+    #[arg(long, default_value_os_t = run_folder::find(run_folder::VMM), hide_default_value = true)]
     socket: PathBuf,
     /// Folder of the VMs' sockets, NAME.sock each
     #[arg(long)]

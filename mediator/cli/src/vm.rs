@@ -9,6 +9,7 @@ use turnstile_api::client::ClientError;
 use turnstile_api::vm::Vm;
 
 use turnstile_figures::columns::table;
+use turnstile_policies::{Cap, Weight};
 
 use super::admin::{Admin, escaped};
 
@@ -27,14 +28,14 @@ enum Command {
     List,
     /// One tenant
     Get {
-        /// Its name
+        /// The tenant's name
         name: String,
     },
     /// Set something of a tenant, from the next decision on
     Set(SetArgs),
     /// Forget what is set of a tenant that is not connected, and free its name for other accounts
     Forget {
-        /// Its name
+        /// The tenant's name
         name: String,
     },
 }
@@ -44,13 +45,13 @@ struct SetArgs {
     /// The tenant's name
     name: String,
     /// Its share relative to others
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=i64::from(Weight::MAX)))]
     weight: Option<u32>,
     /// The most of the engine that it gets, as in 25%, or max for no limit
     #[arg(long, value_parser = quota)]
     quota: Option<Quota>,
     /// Length of the periods that the quota is counted in, in milliseconds
-    #[arg(long, requires = "quota", value_parser = clap::value_parser!(u64).range(1..=1_000))]
+    #[arg(long, requires = "quota", value_parser = clap::value_parser!(u64).range(PERIOD_MS))]
     period_ms: Option<u64>,
     /// Whether time slices of other tenants are short while it is resident for less than its part
     #[arg(long)]
@@ -95,6 +96,10 @@ pub(super) enum Quota {
     Max,
     Percent(f64),
 }
+
+/// Lengths of a quota's period, in milliseconds.
+pub(super) const PERIOD_MS: std::ops::RangeInclusive<u64> =
+    Cap::PERIOD_MIN.0 / 1_000_000..=Cap::PERIOD_MAX.0 / 1_000_000;
 
 /// Period of a quota that is given without one, in microseconds.
 const PERIOD_US: u64 = 100_000;
@@ -180,6 +185,11 @@ fn path(name: &str, below: &str) -> String {
 fn run_set(admin: &Admin, args: &SetArgs) -> Result<(), ClientError> {
     let name = &args.name;
     let parts = [("scheduling", args.scheduling()), ("memory", args.memory())];
+    if parts.iter().all(|(_, changes)| changes.is_empty()) {
+        return Err(nothing_to_set(
+            "--weight, --quota, --latency-target, --memory-max",
+        ));
+    }
     for (part, changes) in parts {
         if changes.is_empty() {
             continue;
@@ -191,6 +201,18 @@ fn run_set(admin: &Admin, args: &SetArgs) -> Result<(), ClientError> {
             .patch(&path(name, &format!("/{part}")), changes, made)?;
     }
     admin.get(&path(name, ""), show)
+}
+
+/// The error of a command that sets nothing.
+pub(super) fn nothing_to_set(options: &str) -> ClientError {
+    ClientError::Nothing {
+        options: options.to_owned(),
+    }
+}
+
+/// A limit of memory in MiB.
+pub(super) fn mib(bytes: Option<u64>) -> String {
+    bytes.map_or_else(|| "max".to_owned(), |bytes| (bytes >> 20).to_string())
 }
 
 pub(super) fn percent(part: f64) -> String {
@@ -236,6 +258,15 @@ fn show(vms: &[Vm]) {
                 vm.account.clone().unwrap_or_else(absent),
                 scheduling.weight.to_string(),
                 cap,
+                if scheduling.latency_target {
+                    "yes"
+                } else {
+                    "no"
+                }
+                .into(),
+                mib(Some(vm.limits.min_bytes)),
+                mib(vm.limits.high_bytes),
+                mib(vm.limits.max_bytes),
                 vm.entitled_ratio.map_or_else(absent, percent),
                 vm.usage
                     .map_or_else(absent, |usage| seconds(usage.compute_ns)),
@@ -253,6 +284,10 @@ fn show(vms: &[Vm]) {
         "ACCOUNT",
         "WEIGHT",
         "CAP",
+        "LATENCY",
+        "MEM-MIN",
+        "MEM-HIGH",
+        "MEM-MAX",
         "ENTITLED-1S",
         "GPU-SEC",
         "COPY-SEC",

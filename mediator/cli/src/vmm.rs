@@ -7,9 +7,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
+use turnstile_abi::ErrorCode;
+use turnstile_host::run_folder;
 use turnstile_images::{Load, Outcome, Report, Workload};
 use turnstile_vmm::vmm::{self, VmConfig, VmEnd, VmError, VmHandle, VmReport};
 
+use super::exit::{Ended, Exit};
 use super::report::GuestReport;
 
 /// Longest time that a guest may take to end after its stop request.
@@ -37,8 +40,8 @@ pub(crate) enum Message {
 /// Arguments of `vmm`.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// The daemon's socket
-    #[arg(long, default_value = "/run/turnstile/vmm.sock")]
+    /// The daemon's socket; that of this user's own daemon, else /run/turnstile/vmm.sock
+    #[arg(long, default_value_os_t = run_folder::find(run_folder::VMM), hide_default_value = true)]
     socket: PathBuf,
     /// Name of the VM
     #[arg(long)]
@@ -95,8 +98,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         });
         let again = args.reconnect && !end.is_due();
         match ended {
-            Ok(left) if left.lost && again => print_message(&Message::Lost)?,
-            Ok(left) => return print_message(&Message::Report(report(args, &left))),
+            Ok(left) if is_lost(&left) && again => print_message(&Message::Lost)?,
+            Ok(left) => {
+                let lost = is_lost(&left);
+                let report = report(args, &left);
+                let error = report.error.clone();
+                print_message(&Message::Report(report))?;
+                return match error {
+                    None => Ok(()),
+                    Some(text) => Err(guest_failed(&args.name, &text, lost)),
+                };
+            }
             // A VM that starts fails like this while the daemon restarts; any other failure would
             // recur.
             Err(error) if again && is_of_the_connection(&error) => {}
@@ -104,6 +116,25 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
         thread::sleep(RETRY);
     }
+}
+
+/// Whether the guest's GPU was lost. A daemon that stops ends the guest's channels before it closes
+/// the connection, so the guest may end first.
+fn is_lost(left: &VmReport) -> bool {
+    let reported = Report::decode(&left.report).map(|report| report.error);
+    left.lost || reported == Some(u64::from(ErrorCode::DeviceLost as u32))
+}
+
+/// The error of a guest that ended with one, which has an exit status of its own.
+fn guest_failed(name: &str, text: &str, lost: bool) -> anyhow::Error {
+    let remedy = if lost {
+        "its GPU was lost with the daemon, --reconnect starts it again"
+    } else {
+        "its last report is on standard output"
+    };
+    let text = format!("The guest of VM {name} failed: {text}; {remedy}");
+    let exit = Exit::Guest;
+    Ended { exit, text }.into()
 }
 
 /// Whether the daemon was absent, or went away.
@@ -115,6 +146,9 @@ fn is_of_the_connection(error: &anyhow::Error) -> bool {
 }
 
 fn start(args: &Args) -> anyhow::Result<VmHandle> {
+    if !args.native {
+        turnstile_images::guest_built()?;
+    }
     let load = Load {
         duration_ns: 0,
         kernel_ns: args.kernel_us.saturating_mul(1_000),

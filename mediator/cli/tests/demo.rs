@@ -46,7 +46,8 @@ fn fair(args: &[&str], points: f64) -> Value {
 /// cores.
 #[test]
 fn the_demo_shows_fair_shares_with_the_policy_and_unfair_ones_without() {
-    let kvm = turnstile_vmm::vmm::kvm_available().is_ok();
+    let kvm =
+        turnstile_vmm::vmm::kvm_available().is_ok() && turnstile_images::guest_built().is_ok();
 
     let json = fair(&["--seconds", "5"], 2.0);
     assert_eq!(json["kvm"], kvm, "{json:#}");

@@ -325,8 +325,7 @@ impl Control {
         // them.
         match (session.role.as_ref().and_then(Role::tenant), error) {
             (Some(tenant), Some(error)) => log::warn!("{tenant} is ended: {error}"),
-            (Some(tenant), None) => log::info!("{tenant} has left"),
-            (None, Some(SessionError::Silent) | None) => {}
+            (_, None) | (None, Some(SessionError::Silent)) => {}
             (None, Some(error)) => log::warn!("A VMM or launcher was refused: {error}"),
         }
         if let (None, Some(error)) = (&session.role, error) {

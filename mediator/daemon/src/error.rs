@@ -5,6 +5,7 @@ use std::io;
 use turnstile_abi::{CHUNK_BYTES, pci};
 use turnstile_vmm::wire::{PROTOCOL, WireError};
 
+use crate::admission::NAME_RULE;
 use crate::tenant::guest_memory::GuestMemoryError;
 use crate::tenant::pages::PagesError;
 use turnstile_gpu::interrupts::InterruptsError;
@@ -36,7 +37,7 @@ pub enum HostError {
         theirs: u32,
     },
     /// Not a usable name.
-    #[error("{name:?} is no name for a tenant: 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-' are")]
+    #[error("{name:?} is no name for a tenant; a name has {NAME_RULE}")]
     BadName {
         /// The name.
         name: String,

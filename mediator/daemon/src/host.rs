@@ -193,6 +193,7 @@ impl Host {
         let mut state = self.lock();
         if let Some(gone) = state.tenants.remove(&tenant) {
             self.journal.add("vm_left", &gone.name, None);
+            log::info!("{tenant}, {}, has left", gone.name);
             let _ = state.mediation.remove(tenant, self.gpu.now());
             if let Some(memory) = &mut state.memory {
                 memory.remove(tenant);

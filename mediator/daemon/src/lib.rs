@@ -55,7 +55,7 @@ use std::thread::{self, JoinHandle};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 pub use accounting::{MeterKind, Timing};
-pub use admission::is_tenant_name;
+pub use admission::{NAME_BYTES_MAX, NAME_RULE, is_tenant_name};
 pub use control::ControlError;
 pub use error::{HostError, UserError, chain};
 pub use fronts::{FrontError, serve_fronts};

@@ -26,7 +26,7 @@ pub enum ListenError {
         path: PathBuf,
     },
     /// The socket could not be made.
-    #[error("Listening on {} failed (does the folder exist, and may you write in it?)", path.display())]
+    #[error("Listening on {} failed; its folder has to exist, and this user has to be permitted to write in it", path.display())]
     Listen {
         /// The socket.
         path: PathBuf,

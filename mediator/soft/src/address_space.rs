@@ -1,12 +1,13 @@
 //! A tenant's GPU memory: addresses, allocations, bytes.
 //!
 //! ```text
-//! GPU address --base--> offset in the tenant's file = aperture offset --page table--> card chunk
+//! GPU address --page table--> page of the tenant's file = of the aperture, or card chunk
 //! ```
 //!
 //! Each tenant has its own memory file, which the VMM maps as the aperture. An aperture therefore
-//! cannot expose another tenant's bytes. The page table maps each page to a chunk of the card; an
-//! access to an unmapped page faults.
+//! cannot expose another tenant's bytes. An address and its page of the file have the same number,
+//! but for allocations in holes: those have addresses behind the others, and pages that were lent.
+//! An access to an unmapped page faults.
 //!
 //! Where memory moves ([`self::swap`]), the bytes lie in the frames of the card's chunks, in any
 //! order. A page keeps its address while its chunk is released and its bytes are in the host's
@@ -62,6 +63,8 @@ pub(super) struct Pages {
     pub(super) allocations: Layout,
     /// Of those, what is not on the card, and what the host has.
     pub(super) swapped: Swapped,
+    /// Chunks of the card that the space has, where memory does not move.
+    chunks: Vec<u32>,
 }
 
 /// The address space of one tenant. Lookups take no lock.
@@ -72,8 +75,10 @@ pub(super) struct AddressSpace {
     file: File,
     /// The file, or all frames of the card.
     pub(super) region: Arc<MmapRegion>,
-    /// For each page its chunk plus one, or zero.
+    /// For each page that of the file, or its chunk where memory moves, plus one; or zero.
     pub(super) pages: Box<[AtomicU32]>,
+    /// Pages that may be allocated.
+    limit: usize,
     /// Held while the card's lock is taken, and no other.
     layout: Mutex<Pages>,
     /// Pages allocated, resident or not.
@@ -112,16 +117,21 @@ impl AddressSpace {
                 Arc::new(own.map_err(no_map)?)
             }
         };
+        // CAST: usize is 64 bits here.
+        let allocations = Layout::with_far(pages as usize, allocations_max);
         Ok(Self {
             tenant,
             card,
             file,
             region,
-            pages: (0..pages).map(|_| AtomicU32::new(0)).collect(),
-            // CAST: as many as the table above has.
+            pages: (0..allocations.pages())
+                .map(|_| AtomicU32::new(0))
+                .collect(),
+            limit: pages as usize,
             layout: Mutex::new(Pages {
-                allocations: Layout::new(pages as usize, allocations_max),
+                allocations,
                 swapped: Swapped::default(),
+                chunks: Vec::new(),
             }),
             used: AtomicU64::new(0),
             absent: AtomicU64::new(0),
@@ -139,7 +149,7 @@ impl AddressSpace {
     /// Bytes that may still be allocated: by the tenant's limit, and by what the card (and the pool
     /// behind it) has left.
     pub(super) fn free_bytes(&self) -> u64 {
-        let limit = self.pages.len() as u64 - self.used.load(Ordering::Relaxed);
+        let limit = self.limit as u64 - self.used.load(Ordering::Relaxed);
         limit.min(self.card.unpromised() as u64) * CHUNK_BYTES
     }
 
@@ -157,25 +167,43 @@ impl AddressSpace {
         let mut layout = self.layout();
         let pages = layout.allocations.find(bytes)?;
         let count = pages.len();
-        if !self.card.promise(count) {
+        // CAST: pages of a space were counted by a usize.
+        let used = self.used.load(Ordering::Relaxed) as usize;
+        if used + count > self.limit || !self.card.promise(count) {
             self.refused(bytes);
             return Err(ErrorCode::OutOfGpuMemory);
         }
         let chunks = self.card.take(self.tenant, count);
+        let frames = match (&self.swap, &chunks) {
+            (Some(_), _) => chunks.clone(),
+            (None, None) => None,
+            // CAST: pages are chunks of a card, whose number is a u32.
+            (None, Some(_)) if layout.allocations.is_far(&pages) => {
+                let lent = layout.allocations.lend(count);
+                Some(lent.into_iter().map(|page| page as u32).collect())
+            }
+            (None, Some(_)) => Some(pages.clone().map(|page| page as u32).collect()),
+        };
         // A VM can write where it has allocated nothing: its VMM maps the whole file.
-        let scrubbed = self.swap.is_some() || self.scrub(pages.clone()).is_ok();
+        let scrubbed =
+            self.swap.is_some() || self.scrub(frames.as_deref().unwrap_or_default()).is_ok();
         self.card.clean(chunks.as_deref().unwrap_or_default());
         if !scrubbed || (chunks.is_none() && self.swap.is_none()) {
             self.card.release(self.tenant, chunks.into_iter().flatten());
             self.card.unpromise(count);
+            let lent = frames.into_iter().flatten().map(|page| page as usize);
+            layout.allocations.give_back(lent);
             return Err(ErrorCode::OutOfGpuMemory);
         }
         let resident = chunks.is_some();
-        for (page, chunk) in self.pages[pages.clone()]
+        for (page, frame) in self.pages[pages.clone()]
             .iter()
-            .zip(chunks.into_iter().flatten())
+            .zip(frames.into_iter().flatten())
         {
-            page.store(chunk + 1, Ordering::Release);
+            page.store(frame + 1, Ordering::Release);
+        }
+        if self.swap.is_none() {
+            layout.chunks.extend(chunks.into_iter().flatten());
         }
         self.number(&mut layout.swapped, &pages, resident);
         self.used.fetch_add(count as u64, Ordering::Relaxed);
@@ -201,7 +229,7 @@ impl AddressSpace {
             layout.swapped.limbo.extend(chunks);
             self.in_limbo.store(true, Ordering::Release);
         } else {
-            self.drop_pages(pages.clone());
+            self.drop_pages(&mut layout, pages.clone());
         }
         self.forget(&mut layout.swapped, &pages);
         self.card.unpromise(count);
@@ -210,27 +238,31 @@ impl AddressSpace {
 
     /// Unmaps, scrubs, and gives the chunks back. What cannot be scrubbed is never given back.
     /// Frames are scrubbed when they are taken, so that what is overwritten as a whole need not be.
-    fn drop_pages(&self, range: Range<usize>) {
-        let chunks: Vec<u32> = self.pages[range.clone()]
+    fn drop_pages(&self, layout: &mut Pages, range: Range<usize>) {
+        let frames: Vec<u32> = self.pages[range]
             .iter()
             .filter_map(|page| page.swap(0, Ordering::AcqRel).checked_sub(1))
             .collect();
         if self.swap.is_some() {
-            for chunk in &chunks {
+            for chunk in &frames {
                 self.card.release_dirty(self.tenant, *chunk);
             }
-        } else if self.scrub(range).is_ok() {
-            self.card.release(self.tenant, chunks);
+        } else if self.scrub(&frames).is_ok() {
+            let kept = layout.chunks.len() - frames.len();
+            self.card.release(self.tenant, layout.chunks.drain(kept..));
+            let lent = frames.into_iter().map(|page| page as usize);
+            layout.allocations.give_back(lent);
         }
     }
 
-    /// Makes the bytes of these pages zero and gives their memory back to the host.
-    fn scrub(&self, range: Range<usize>) -> Result<(), vmm_sys_util::errno::Error> {
-        let (offset, bytes) = (
-            range.start as u64 * CHUNK_BYTES,
-            range.len() as u64 * CHUNK_BYTES,
-        );
-        fallocate(&self.file, FallocateMode::PunchHole, true, offset, bytes)
+    /// Makes the bytes of these pages of the file zero and gives their memory back to the host.
+    fn scrub(&self, pages: &[u32]) -> Result<(), vmm_sys_util::errno::Error> {
+        for run in pages.chunk_by(|one, next| one + 1 == *next) {
+            let first = run.first().map_or(0, |page| u64::from(*page));
+            let (offset, bytes) = (first * CHUNK_BYTES, run.len() as u64 * CHUNK_BYTES);
+            fallocate(&self.file, FallocateMode::PunchHole, true, offset, bytes)?;
+        }
+        Ok(())
     }
 
     /// The page of an address, allocated or not.
@@ -253,20 +285,18 @@ impl AddressSpace {
             mapped(next)?;
             next += CHUNK_BYTES;
         }
+        let frame = self.page(va).map_or(0, |page| page.load(Ordering::Acquire));
+        let frame = frame.checked_sub(1).ok_or(PageFault { va })?;
         // CAST: the page exists, so that the offset is within the region.
-        if self.swap.is_none() {
-            return Ok((va - GPU_VA_BASE) as usize);
-        }
-        let chunk = self.page(va).map_or(0, |page| page.load(Ordering::Acquire));
-        let chunk = chunk.checked_sub(1).ok_or(PageFault { va })?;
-        Ok((u64::from(chunk) * CHUNK_BYTES + va % CHUNK_BYTES) as usize)
+        Ok((u64::from(frame) * CHUNK_BYTES + va % CHUNK_BYTES) as usize)
     }
 
     /// Bytes from `va` on that are certainly contiguous.
     pub(super) fn reach(&self, va: u64) -> u64 {
+        let end = GPU_VA_BASE + self.limit as u64 * CHUNK_BYTES;
         match self.swap {
-            Some(_) => CHUNK_BYTES - va % CHUNK_BYTES,
-            None => u64::MAX,
+            None if va < end => end - va,
+            _ => CHUNK_BYTES - va % CHUNK_BYTES,
         }
     }
 
@@ -388,7 +418,9 @@ impl DeviceMemory for AddressSpace {
 
 impl Drop for AddressSpace {
     fn drop(&mut self) {
-        self.drop_pages(0..self.pages.len());
+        let mut layout = self.layout.lock().unwrap_or_else(PoisonError::into_inner);
+        self.drop_pages(&mut layout, 0..self.pages.len());
+        drop(layout);
         self.settle_limbo();
         // CAST: pages of a space were counted by a usize.
         self.card

@@ -122,7 +122,7 @@ fn main() -> Result<()> {
     run("interrupts", &|| checks::interrupts(&bus));
     run("polling", &|| checks::polling_cost(&bus));
     run("isolation", &|| checks::isolation(&bus));
-    match turnstile_vmm::vmm::kvm_available() {
+    match turnstile_tests::e2e::kvm_guests() {
         Ok(()) => {
             run("open", &|| gates::open(&*bus));
             run("cycles", &|| gates::cycles(&*bus, args.cycles));

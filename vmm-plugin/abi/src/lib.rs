@@ -42,6 +42,10 @@ pub const RING_ENTRIES_MAX: u32 = 4096;
 pub const CHANNEL_STATE_BYTES: u64 = 32;
 /// Granule of GPU memory: allocations are rounded up to it and start at a multiple of it.
 pub const CHUNK_BYTES: u64 = 2 << 20;
+/// Most GPU memory of a VM and of a GPU: 1 TiB, more than any card has.
+pub const GPU_MEMORY_BYTES_MAX: u64 = 1 << 40;
+/// Offset in the aperture of an allocation that it does not show, as its memory is in holes.
+pub const NOT_IN_APERTURE: u64 = u64::MAX;
 /// Longest text of a module.
 pub const MODULE_TEXT_BYTES_MAX: u64 = 4 << 20;
 /// Longest name of a function.

@@ -14,7 +14,7 @@ pub use msix::MsiMessage;
 use mailbox::Mailbox;
 use msix::Msix;
 use turnstile_abi::pci::{DOORBELL_OFFSET, MSIX_PBA, MSIX_TABLE};
-use turnstile_abi::regs::{self, device_status};
+use turnstile_abi::regs::{self, device_status, features};
 use turnstile_abi::{ErrorCode, MAILBOX_ARGS, MAILBOX_RESULTS, PAGE_BYTES, pci};
 
 /// The mediator is gone.
@@ -57,6 +57,16 @@ pub struct Identity {
     pub memory_bytes: u64,
 }
 
+impl Identity {
+    /// Bytes of GPU memory that the aperture shows; 0 without an aperture.
+    pub fn aperture_bytes(&self) -> u64 {
+        match self.features & features::APERTURE {
+            0 => 0,
+            _ => self.memory_bytes,
+        }
+    }
+}
+
 /// The virtual GPU of one VM.
 #[derive(Debug)]
 pub struct VirtualGpu<H> {
@@ -76,7 +86,7 @@ impl<H: Host> VirtualGpu<H> {
     pub fn new(identity: Identity, host: H) -> Self {
         Self {
             identity,
-            config: ConfigSpace::new(identity.memory_bytes),
+            config: ConfigSpace::new(identity.aperture_bytes()),
             msix: Msix::new(),
             mailbox: Mailbox::default(),
             lost: false,

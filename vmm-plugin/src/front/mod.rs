@@ -50,7 +50,7 @@ pub enum Doorbells {
 /// A VM that a stock VMM brings.
 #[derive(Clone, Debug)]
 pub struct FrontConfig {
-    /// Name, unique on the host: 1 to 64 of `[A-Za-z0-9._-]`.
+    /// Name, unique on the host: 1 to 253 of `[A-Za-z0-9._+-]`.
     pub name: String,
     /// The daemon's socket.
     pub daemon: PathBuf,

@@ -168,7 +168,7 @@ pub(super) fn spawn(config: VmConfig) -> Result<VmHandle, VmError> {
     let sender = Arc::new(sender);
     let identity = welcome.identity;
 
-    let aperture_bytes = bar_bytes(BAR_APERTURE, identity.memory_bytes);
+    let aperture_bytes = bar_bytes(BAR_APERTURE, identity.aperture_bytes());
     let aperture_gpa = aperture_bytes.max(4 << 30);
     let slot = |what, mapping, slot, gpa, bytes: u64, readonly| {
         let piece = Piece {

@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use turnstile_abi::{CHANNELS_MAX, MAILBOX_ARGS, PAGE_BYTES, pci};
+use turnstile_abi::{CHANNELS_MAX, GPU_MEMORY_BYTES_MAX, MAILBOX_ARGS, PAGE_BYTES, pci};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -160,7 +160,7 @@ pub(crate) fn greet(
         tenant: _,
         channels,
         gpu_memory_bytes,
-        features,
+        mut features,
         doorbells_offset,
     } = message
     else {
@@ -170,26 +170,26 @@ pub(crate) fn greet(
         return Err(VmError::Protocol("channels are 1 to 1024"));
     }
     if gpu_memory_bytes == 0
-        || gpu_memory_bytes > APERTURE_BYTES_MAX
+        || gpu_memory_bytes > GPU_MEMORY_BYTES_MAX
         || !gpu_memory_bytes.is_multiple_of(PAGE_BYTES)
     {
         return Err(VmError::Protocol(
-            "GPU memory is 4 KiB to 256 GiB, a multiple of 4096",
+            "GPU memory is 4 KiB to 1 TiB, a multiple of 4096",
         ));
     }
     reading.set_read_timeout(None).map_err(connected)?;
-    // A GPU that cannot show its memory sends one page, so that there is something to map.
-    let shown = if features & turnstile_abi::regs::features::APERTURE == 0 {
-        PAGE_BYTES
-    } else {
-        gpu_memory_bytes
+    if gpu_memory_bytes > APERTURE_BYTES_MAX {
+        features &= !turnstile_abi::regs::features::APERTURE;
+    }
+    let identity = Identity {
+        features,
+        channels,
+        memory_bytes: gpu_memory_bytes,
     };
+    // A GPU that cannot show its memory sends one page, so that there is something to map.
+    let shown = identity.aperture_bytes().max(PAGE_BYTES);
     let welcome = Welcome {
-        identity: Identity {
-            features,
-            channels,
-            memory_bytes: gpu_memory_bytes,
-        },
+        identity,
         pages: SharedPages::from_file_at(File::from(pages), doorbells_offset, channels)
             .map(Arc::new)
             .map_err(|source| VmError::Memory {

@@ -27,7 +27,8 @@ use std::time::Duration;
 pub const MEMORY_BYTES_MIN: u64 = 16 << 20;
 /// Most guest memory: it must end below the BARs.
 pub const MEMORY_BYTES_MAX: u64 = 3 << 30;
-/// Most GPU memory that the aperture can show.
+/// Most GPU memory that the aperture can show: more does not fit into the physical addresses of
+/// many processors. A VM with more has no aperture.
 pub const APERTURE_BYTES_MAX: u64 = 256 << 30;
 /// Console bytes that are kept.
 pub const CONSOLE_BYTES_MAX: usize = 64 << 10;
@@ -37,7 +38,7 @@ pub const BLOB_BYTES_MAX: usize = 4096;
 /// What a VM is to be.
 #[derive(Clone, Debug)]
 pub struct VmConfig {
-    /// Name, unique on the host: 1 to 64 of `[A-Za-z0-9._-]`.
+    /// Name, unique on the host: 1 to 253 of `[A-Za-z0-9._+-]`.
     pub name: String,
     /// The daemon's socket.
     pub socket: PathBuf,
@@ -82,7 +83,7 @@ pub enum VmError {
     #[error("Configuration of the VM: {0}")]
     Config(&'static str),
     /// The daemon could not be reached.
-    #[error("Connecting to the daemon at {} failed (is `turnstile serve` running, and may you use its socket?)", path.display())]
+    #[error("Connecting to the daemon at {} failed; start one (turnstile serve), or name its socket with --socket", path.display())]
     Connect {
         /// Its socket.
         path: PathBuf,
@@ -94,7 +95,7 @@ pub enum VmError {
     #[error("The daemon refused the VM: {0}")]
     Refused(String),
     /// The daemon closed the connection before it answered.
-    #[error("The daemon closed the connection without a word")]
+    #[error("The daemon closed the connection without an answer")]
     Closed,
     /// The daemon answered with something that it must not.
     #[error("The daemon broke the protocol: {0}")]

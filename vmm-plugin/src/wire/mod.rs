@@ -107,7 +107,7 @@ pub enum ToDaemon {
     Hello {
         /// [`PROTOCOL`].
         protocol: u32,
-        /// Name of the VM, unique on the host: 1 to 64 of `[A-Za-z0-9._-]`.
+        /// Name of the VM, unique on the host: 1 to 253 of `[A-Za-z0-9._+-]`.
         name: String,
         /// Weight, 1 to 10000; the daemon's default where absent.
         weight: Option<u32>,

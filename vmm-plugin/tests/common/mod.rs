@@ -422,7 +422,11 @@ pub(crate) fn config(daemon: &Daemon, workload: Workload) -> VmConfig {
 impl Kind {
     /// The kinds that this host can run; prints the reason if it cannot run VMs.
     pub(crate) fn all() -> Vec<Self> {
-        match kvm_available() {
+        let built = |()| turnstile_images::guest_built().map_err(|error| error.to_string());
+        match kvm_available()
+            .map_err(|error| error.to_string())
+            .and_then(built)
+        {
             Ok(()) => vec![Self::Kvm, Self::Native],
             Err(reason) => {
                 println!("skipped for VMs: {reason}");

@@ -89,7 +89,7 @@ pub(crate) struct Launch {
 pub(crate) enum LaunchError {
     /// No daemon listens.
     #[error(
-        "No daemon listens on {}: start one (turnstile serve --gpu nvidia), or name its socket with --socket", path.display()
+        "No daemon listens on {}; start one (turnstile serve --gpu nvidia), or name its socket with --socket", path.display()
     )]
     NoDaemon {
         /// The socket.
@@ -101,13 +101,13 @@ pub(crate) enum LaunchError {
     #[error("The daemon did not take the program: {0}")]
     Refused(String),
     /// No answer, or one that is not valid.
-    #[error("The daemon did not answer: it may be older than this command; its log says more")]
+    #[error("The daemon did not answer; it may be older than this command, and its log has more")]
     Silent,
     /// The connection failed.
     #[error("The daemon cannot be talked to")]
     Wire(#[from] WireError),
     /// No command.
-    #[error("No command was named: turnstile run -- COMMAND")]
+    #[error("No command was named; turnstile run -- COMMAND")]
     NoCommand,
     /// It was not started.
     #[error("{} cannot be started", program.display())]
@@ -130,7 +130,7 @@ pub(crate) enum LaunchError {
     #[error(transparent)]
     Release(#[from] turnstile_nvidia_guest::abi::AbiError),
     /// The library is not there.
-    #[error("{} is not there: it is built with turnstile and lies beside it, or in ../lib/turnstile; --preload names another place", path.display())]
+    #[error("{} is not there; it is built with turnstile and lies beside it, or in ../lib/turnstile; --preload names another place", path.display())]
     NoLibrary {
         /// Where it was expected.
         path: PathBuf,

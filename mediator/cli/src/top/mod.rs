@@ -6,14 +6,13 @@ mod screen;
 
 use std::io::{self, IsTerminal as _};
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::ValueEnum;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
-use turnstile_api::client::{Client, ClientError, DEFAULT_SOCKET};
+use turnstile_api::client::{Client, ClientError, default_socket};
 use turnstile_api::view::{Sample, View};
 
 use batch::Batch;
@@ -24,7 +23,7 @@ use screen::Screen;
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// The daemon's API socket
-    #[arg(long, default_value = DEFAULT_SOCKET, value_name = "SOCKET")]
+    #[arg(long, default_value_os_t = default_socket(), hide_default_value = true, value_name = "SOCKET")]
     api: PathBuf,
     /// Seconds between two samples
     #[arg(short, long, default_value_t = 1.0, value_parser = delay)]
@@ -70,23 +69,12 @@ fn column(text: &str) -> Result<usize, String> {
     })
 }
 
-/// Shows a daemon's tenants; exit codes are those of `turnstile vm`.
-pub(crate) fn run(args: &Args) -> ExitCode {
-    match show(args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error:#}");
-            let known = error.downcast_ref::<ClientError>();
-            ExitCode::from(known.map_or(1, ClientError::exit_code))
-        }
-    }
-}
-
 fn sample(client: &Client) -> Result<Sample, ClientError> {
     client.get("/v1/live/sample")
 }
 
-fn show(args: &Args) -> anyhow::Result<()> {
+/// Shows a daemon's tenants.
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let client = Client::new(&args.api);
     let screen = io::stdout().is_terminal() && !args.batch && args.output == Output::Table;
     let interval = Duration::from_secs_f64(args.delay);

@@ -3,11 +3,12 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::admission::{NAME_BYTES_MAX, NAME_RULE};
 use serde::{Deserialize, Serialize};
 use turnstile_policies::{Cap, TenantParams, Weight};
 
 /// The longest pattern, in bytes: as long as the longest tenant name.
-const PATTERN_BYTES_MAX: usize = 64;
+const PATTERN_BYTES_MAX: usize = NAME_BYTES_MAX;
 
 /// The most patterns of one entry.
 pub const PATTERNS_MAX: usize = 64;
@@ -48,7 +49,7 @@ pub struct Pattern(String);
 
 /// Why a text is no pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} matches no tenant name: 1 to 64 of A-Z a-z 0-9 . _ - and * are taken")]
+#[error("{0:?} matches no tenant name; a pattern has {NAME_RULE} and *")]
 pub struct PatternError(String);
 
 impl Default for Entry {
@@ -103,7 +104,7 @@ impl FromStr for Pattern {
     type Err = PatternError;
 
     fn from_str(text: &str) -> Result<Self, PatternError> {
-        let permitted = |c: char| c.is_ascii_alphanumeric() || "._-*".contains(c);
+        let permitted = |c: char| c.is_ascii_alphanumeric() || "._+-*".contains(c);
         if (1..=PATTERN_BYTES_MAX).contains(&text.len()) && text.chars().all(permitted) {
             return Ok(Self(text.to_owned()));
         }

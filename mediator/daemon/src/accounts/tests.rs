@@ -54,7 +54,7 @@ fn patterns_match_names() {
         let parsed: Pattern = pattern.parse().unwrap();
         assert_eq!(parsed.matches(name), matches, "{pattern} {name}");
     }
-    for text in ["", "a b", "ä", "a/b", &"a".repeat(65)] {
+    for text in ["", "a b", "ä", "a/b", &"a".repeat(254)] {
         assert!(text.parse::<Pattern>().is_err(), "{text}");
     }
 }

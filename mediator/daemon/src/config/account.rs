@@ -8,19 +8,19 @@ use turnstile_policies::{Cap, Weight};
 
 use super::{Config, FrontVm};
 use crate::accounts::{Entry, PATTERNS_MAX, Pattern};
-use crate::{AccountsConfig, is_tenant_name};
+use crate::{AccountsConfig, NAME_RULE, is_tenant_name};
 
 /// The most accounts of a configuration.
 const ACCOUNTS_MAX: usize = 256;
 
-/// SOURCE: the bounds of `quota_us` and `period_us` of the API, in milliseconds.
-const PERIOD_MS: std::ops::RangeInclusive<u64> = 1..=1_000;
+const PERIOD_MS: std::ops::RangeInclusive<u64> =
+    Cap::PERIOD_MIN.0 / 1_000_000..=Cap::PERIOD_MAX.0 / 1_000_000;
 
 /// An account; the first one that matches a tenant holds.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AccountSection {
-    /// Its name: 1 to 64 of A-Z a-z 0-9 . _ -. `uid-1000` is the own account of user 1000.
+    /// Its name: 1 to 253 of A-Z a-z 0-9 . _ + -. `uid-1000` is the own account of user 1000.
     pub name: String,
     /// Tenant names that belong to it; `*` stands for any text.
     #[serde(rename = "match")]
@@ -65,7 +65,7 @@ impl AccountSection {
     /// What cannot be.
     pub fn entry(&self) -> Result<Entry, String> {
         if !is_tenant_name(&self.name) {
-            return Err("a name has 1 to 64 of A-Z a-z 0-9 . _ -".to_owned());
+            return Err(format!("a name has {NAME_RULE}"));
         }
         if self.patterns.len() > PATTERNS_MAX {
             return Err(format!("match has at most {PATTERNS_MAX} patterns"));
@@ -101,7 +101,7 @@ impl AccountSection {
         let period_ns = self.period_ms * 1_000_000;
         // CAST: at most a second's nanoseconds
         let quota_ns = (period_ns as f64 * percent / 100.0).round() as u64;
-        if quota_ns < 1_000_000 {
+        if quota_ns < Cap::PERIOD_MIN.0 {
             return Err(format!("quota = {text:?} is less than 1 ms in a period"));
         }
         let cap = Cap::new(Nanos(quota_ns), Nanos(period_ns));

@@ -1,7 +1,6 @@
 //! What is wrong with a configuration, and where.
 
 use std::fmt;
-use std::path::PathBuf;
 
 use super::Origin;
 
@@ -20,29 +19,10 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Why there is no configuration.
+/// Everything that is wrong with a configuration.
 #[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// A file that was named is not to be had.
-    #[error("The configuration {} cannot be read", path.display())]
-    Read {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// A file as no configuration is.
-    #[error("The configuration {} has more than {max} bytes", path.display())]
-    TooLong {
-        /// Which.
-        path: PathBuf,
-        /// The limit.
-        max: u64,
-    },
-    /// It was read, and has values that are not valid.
-    #[error("{}", lines(.0))]
-    Wrong(Vec<Problem>),
-}
+#[error("{}", lines(.0))]
+pub struct ConfigError(pub Vec<Problem>);
 
 fn lines(problems: &[Problem]) -> String {
     let lines: Vec<_> = problems.iter().map(Problem::to_string).collect();

@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use turnstile_policies::Weight;
 
-use crate::is_tenant_name;
+use crate::{NAME_BYTES_MAX, NAME_RULE, is_tenant_name};
 
 /// How doorbell writes of a stock VMM's guest reach the daemon. No message can revoke a mapping
 /// from the guest.
@@ -37,10 +37,10 @@ pub struct FrontVm {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrontVmError {
     /// The name.
-    #[error("{0:?} is no name of a VM: 1 to 64 of A-Z a-z 0-9 . _ -, not beginning with a dot")]
+    #[error("{0:?} is no name of a VM; a name has {NAME_RULE}, and does not begin with a dot")]
     Name(String),
     /// The account.
-    #[error("{0:?} is no name of an account: 1 to 64 of A-Z a-z 0-9 . _ -")]
+    #[error("{0:?} is no name of an account; a name has {NAME_RULE}")]
     Account(String),
     /// The weight.
     #[error("{0:?} is no weight: 1 to 10000")]
@@ -56,7 +56,9 @@ impl FromStr for FrontVm {
             None => (text, None),
         };
         if let Some(account) = account.filter(|account| !is_tenant_name(account)) {
-            return Err(FrontVmError::Account(account.chars().take(64).collect()));
+            return Err(FrontVmError::Account(
+                account.chars().take(NAME_BYTES_MAX).collect(),
+            ));
         }
         let (name, weight) = match text.split_once(':') {
             Some((name, weight)) => (name, Some(weight)),
@@ -64,11 +66,13 @@ impl FromStr for FrontVm {
         };
         // It becomes the name of a file.
         if !is_tenant_name(name) || name.starts_with('.') {
-            return Err(FrontVmError::Name(name.chars().take(64).collect()));
+            return Err(FrontVmError::Name(
+                name.chars().take(NAME_BYTES_MAX).collect(),
+            ));
         }
         let weight = weight.map(|text| {
             let weight = text.parse().ok().and_then(|n| Weight::new(n).ok());
-            weight.ok_or_else(|| FrontVmError::Weight(text.chars().take(64).collect()))
+            weight.ok_or_else(|| FrontVmError::Weight(text.chars().take(NAME_BYTES_MAX).collect()))
         });
         Ok(Self {
             name: name.to_owned(),

@@ -22,7 +22,7 @@ use super::{Config, ConfigError, Problem};
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Problems that are reported at a time.
-const PROBLEMS_MAX: usize = 20;
+const PROBLEMS_MAX: usize = 100;
 
 /// Names of variables begin with this.
 const PREFIX: &str = "TURNSTILE_";
@@ -171,10 +171,15 @@ fn variable(key: &str) -> String {
 }
 
 /// The nearest of `all`, if any is near enough to have been meant.
-fn nearest<'a>(word: &str, all: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub(super) fn nearest<'a>(word: &str, all: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     // SOURCE: clap's bound for "a similar argument exists".
     const NEAR: f64 = 0.7;
-    let rated = all.map(|other| (strsim::jaro_winkler(word, other), other));
+    // Short words with one slip have a low rating.
+    let rate = |other| match strsim::osa_distance(word, other) {
+        0 | 1 => 1.0,
+        _ => strsim::jaro_winkler(word, other),
+    };
+    let rated = all.map(|other| (rate(other), other));
     let best = rated.max_by(|one, other| one.0.total_cmp(&other.0));
     best.filter(|(near, _)| *near > NEAR).map(|(_, word)| word)
 }
@@ -183,6 +188,19 @@ fn not_known(key: &str) -> String {
     match meant(key) {
         Some(meant) => format!("{key} is not known; did you mean {meant}?"),
         None => format!("{key} is not known; `turnstile config show` prints all keys"),
+    }
+}
+
+/// The message of a value that was refused, with the permitted word that was probably meant.
+fn with_meant(message: &str) -> String {
+    let mut words = message.split('`').skip(1).step_by(2);
+    let wrong = message
+        .starts_with("unknown ")
+        .then(|| words.next())
+        .flatten();
+    match wrong.and_then(|wrong| nearest(wrong, words)) {
+        Some(meant) => format!("{message}; did you mean {meant}?"),
+        None => message.to_owned(),
     }
 }
 
@@ -253,7 +271,7 @@ impl Layers {
                 self.settings.insert(key, Setting { value, origin });
             }
             Err(error) => {
-                let text = format!("{key} = {value}: {}", error.message());
+                let text = format!("{key} = {value}: {}", with_meant(error.message()));
                 self.problem(origin, text);
             }
         }
@@ -316,43 +334,33 @@ impl Layers {
         }
     }
 
-    /// Reads a file and the drop-ins beside it, `conf.d/*.toml` by name. A missing main file is an
-    /// error if `must_be`.
-    ///
-    /// # Errors
-    /// If a file cannot be read. Problems in one are reported by [`Self::finish`].
-    pub fn files(&mut self, main: &Path, must_be: bool) -> Result<(), ConfigError> {
-        match read(main) {
-            Ok(text) => self.text(main, &text),
-            Err(ConfigError::Read { source, .. })
-                if source.kind() == ErrorKind::NotFound && !must_be => {}
-            Err(error) => return Err(error),
+    /// Reads a file and the drop-ins beside it, `conf.d/*.toml` by name. A missing main file is a
+    /// problem if `must_be`. [`Self::finish`] reports all problems.
+    pub fn files(&mut self, main: &Path, must_be: bool) {
+        if must_be || main.symlink_metadata().is_ok() {
+            self.file(main);
         }
         let folder = main.parent().unwrap_or(Path::new("")).join("conf.d");
-        let failed = |source| ConfigError::Read {
-            path: folder.clone(),
-            source,
+        let drop_ins = match drop_ins(&folder) {
+            Ok(drop_ins) => drop_ins,
+            Err(error) => return self.unreadable(&folder, &error.to_string()),
         };
-        let mut drop_ins = Vec::new();
-        match fs::read_dir(&folder) {
-            Ok(found) => {
-                for entry in found {
-                    drop_ins.push(entry.map_err(failed)?.path());
-                }
-            }
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => return Err(failed(error)),
-        }
-        drop_ins.retain(|path| {
-            let hidden = (path.file_name()).is_some_and(|name| name.as_encoded_bytes()[0] == b'.');
-            path.extension().is_some_and(|ending| ending == "toml") && !hidden
-        });
-        drop_ins.sort();
         for path in drop_ins {
-            let text = read(&path)?;
-            self.text(&path, &text);
+            self.file(&path);
         }
-        Ok(())
+    }
+
+    fn file(&mut self, path: &Path) {
+        match read(path) {
+            Ok(text) => self.text(path, &text),
+            Err(why) => self.unreadable(path, &why),
+        }
+    }
+
+    fn unreadable(&mut self, path: &Path, why: &str) {
+        let path = path.to_owned();
+        let text = format!("cannot be read: {why}; correct it, or name another file by --config");
+        self.problem(Origin::File { path, line: 1 }, text);
     }
 
     /// Takes the text of a file.
@@ -401,26 +409,41 @@ impl Layers {
     /// The configuration that the layers make.
     ///
     /// # Errors
-    /// With everything that is wrong in any of them, or with all of them together.
+    /// With everything that is wrong in any of them, or with all of them together. Beside wrong
+    /// settings, those that are set are checked too.
     pub fn finish(mut self) -> Result<Effective, ConfigError> {
-        if !self.problems.is_empty() {
-            return Err(ConfigError::Wrong(self.problems));
-        }
         let mut table = Table::new();
         for (key, setting) in &self.settings {
             if let Some(value) = &setting.value {
                 put(&mut table, key, value.clone());
             }
         }
-        let wrong = |origin, text| ConfigError::Wrong(vec![Problem { origin, text }]);
-        let config: Config = (table.try_into())
-            .map_err(|error| wrong(Origin::Default, error.message().to_owned()))?;
+        let config = match table.try_into::<Config>() {
+            Ok(config) => config,
+            Err(error) => {
+                self.problem(Origin::Default, error.message().to_owned());
+                return Err(ConfigError(self.problems));
+            }
+        };
+        let whole = self.problems.is_empty();
         for (key, text) in config.problems() {
-            let origin = (self.settings.get(key)).map_or(Origin::Default, |s| s.origin.clone());
-            self.problem(origin, format!("{key}: {text}"));
+            match self.settings.get(key).map(|setting| setting.origin.clone()) {
+                Some(origin) => self.problem(origin, format!("{key}: {text}")),
+                // What a wrong setting leaves at its default may be at odds with the others.
+                None if whole => self.problem(Origin::Default, format!("{key}: {text}")),
+                None => {}
+            }
         }
         if !self.problems.is_empty() {
-            return Err(ConfigError::Wrong(self.problems));
+            let files = self.files;
+            self.problems.sort_by_key(|problem| match &problem.origin {
+                Origin::File { path, line } => {
+                    let read = files.iter().position(|file| file == path);
+                    (read.unwrap_or(files.len()), *line)
+                }
+                _ => (files.len() + 1, 0),
+            });
+            return Err(ConfigError(self.problems));
         }
         for (key, value) in known_keys() {
             self.settings.entry(key).or_insert_with(|| Setting {
@@ -442,21 +465,34 @@ fn plain(value: &Spanned<DeValue<'_>>) -> Result<Value, toml::de::Error> {
     Value::deserialize(toml::de::ValueDeserializer::from(value.clone()))
 }
 
-fn read(path: &Path) -> Result<String, ConfigError> {
-    let failed = |source| ConfigError::Read {
-        path: path.to_owned(),
-        source,
+/// Drop-ins of a folder by name; none where it does not exist.
+fn drop_ins(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let found = match fs::read_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        found => found?,
     };
-    let file = File::open(path).map_err(failed)?;
+    let mut drop_ins = Vec::new();
+    for entry in found {
+        drop_ins.push(entry?.path());
+    }
+    drop_ins.retain(|path| {
+        let hidden = (path.file_name()).is_some_and(|name| name.as_encoded_bytes()[0] == b'.');
+        path.extension().is_some_and(|ending| ending == "toml") && !hidden
+    });
+    drop_ins.sort();
+    Ok(drop_ins)
+}
+
+fn read(path: &Path) -> Result<String, String> {
+    let file = File::open(path).map_err(|error| error.to_string())?;
     let mut text = String::new();
     let mut limited = file.take(FILE_BYTES_MAX + 1);
-    limited.read_to_string(&mut text).map_err(failed)?;
+    limited
+        .read_to_string(&mut text)
+        .map_err(|error| error.to_string())?;
     // CAST: usize is 64 bits here.
     if text.len() as u64 > FILE_BYTES_MAX {
-        return Err(ConfigError::TooLong {
-            path: path.to_owned(),
-            max: FILE_BYTES_MAX,
-        });
+        return Err(format!("it has more than {FILE_BYTES_MAX} bytes"));
     }
     Ok(text)
 }

@@ -19,11 +19,12 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
-use turnstile_abi::CHANNELS_MAX;
-use turnstile_policies::{DEFAULT_POLICY, POLICIES};
+use turnstile_abi::{CHANNELS_MAX, CHUNK_BYTES, GPU_MEMORY_BYTES_MAX};
+use turnstile_policies::{DEFAULT_POLICY, POLICIES, Weight};
 
 use crate::HostConfig;
 use turnstile_host::confine::Seccomp;
+use turnstile_host::run_folder;
 
 pub use account::AccountSection;
 pub use error::{ConfigError, Problem};
@@ -31,6 +32,14 @@ pub use front::{DoorbellKind, FrontVm};
 pub use layers::{Effective, Layers, Origin, Setting, known_keys};
 pub use principal::{Principal, PrincipalError};
 pub use reload::{LIVE, Reloaded, changed};
+
+/// Longest path of a Unix socket. SOURCE: unix(7), `sun_path`, less its final zero.
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+/// A text without the byte order mark that some editors put in front of it.
+pub fn without_mark(text: &str) -> &str {
+    text.strip_prefix('\u{feff}').unwrap_or(text)
+}
 
 /// All of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -56,6 +65,8 @@ pub struct Config {
     pub metrics: MetricsSection,
     /// What the daemon gives up.
     pub safety: SafetySection,
+    /// Lines that the daemon writes to standard error.
+    pub log: LogSection,
 }
 
 /// Which GPU, and how it is read.
@@ -175,14 +186,15 @@ impl Default for MemorySection {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SocketsSection {
-    /// Unix socket of VMMs and launchers.
+    /// Unix socket of VMMs and launchers. Unset: in `/run/turnstile`; of a user without access
+    /// to it, in a folder of its own.
     pub vmm: PathBuf,
 }
 
 impl Default for SocketsSection {
     fn default() -> Self {
         Self {
-            vmm: "/run/turnstile/vmm.sock".into(),
+            vmm: run_folder::own().join(run_folder::VMM),
         }
     }
 }
@@ -314,6 +326,54 @@ impl Default for SafetySection {
     }
 }
 
+/// Lines that the daemon writes to standard error. `RUST_LOG` wins over the level.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LogSection {
+    /// The least important lines that are written; of other crates, warnings at most.
+    pub level: LogLevel,
+    /// Whether each line has its time, in UTC.
+    pub timestamps: bool,
+}
+
+impl Default for LogSection {
+    fn default() -> Self {
+        Self {
+            level: LogLevel::Info,
+            timestamps: true,
+        }
+    }
+}
+
+/// Importance of a line of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogLevel {
+    /// Failures
+    Error,
+    /// What an operator should look into
+    Warn,
+    /// Start, end, tenants that come and go, changes
+    Info,
+    /// More, for the search of a fault
+    Debug,
+    /// All
+    Trace,
+}
+
+impl LogLevel {
+    /// What it is called.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+            Self::Trace => "trace",
+        }
+    }
+}
+
 /// What kind of GPU is shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -400,13 +460,30 @@ impl Config {
         let policy = &self.scheduling.policy;
         let known = |name: &String| POLICIES.iter().any(|row| row.name == name);
         let names: Vec<_> = POLICIES.iter().map(|row| row.name).collect();
+        let meant = policy
+            .as_ref()
+            .and_then(|name| layers::nearest(name, names.iter().copied()));
+        let meant = meant.map_or_else(String::new, |name| format!("did you mean {name}? "));
         say(
             policy.as_ref().is_some_and(|name| !known(name)),
             "scheduling.policy",
-            &format!("there is no such policy; there are: {}", names.join(", ")),
+            &format!(
+                "there is no such policy; {meant}There are: {}",
+                names.join(", ")
+            ),
         );
+        let (vm, card) = (self.memory.vm_mib, self.gpu.soft.memory_mib);
+        say(
+            self.gpu.kind == GpuKind::Soft && vm > card,
+            "memory.vm_mib",
+            &format!("a VM of {vm} MiB does not fit on a GPU of {card} MiB (gpu.soft.memory_mib)"),
+        );
+        let odd = |mib: u64| !(mib << 20).is_multiple_of(CHUNK_BYTES);
+        let text = "GPU memory is a multiple of 2 MiB";
+        say(odd(vm), "memory.vm_mib", text);
         let fits = match self.policy() {
             "none" => true,
+            name if !names.contains(&name) => true,
             policy => (policy == "owed") == (self.gpu.kind == GpuKind::Nvidia),
         };
         let text = "an NVIDIA GPU takes owed or none, other GPUs all but owed";
@@ -430,6 +507,16 @@ impl Config {
         let files = [&tls.certificate, &tls.key, &tls.client_ca];
         for text in account::problems(&self.account) {
             say(true, "account", &text);
+        }
+        if let Some(folder) = &self.vfio_user.folder {
+            let bytes = |vm: &FrontVm| folder.join(&vm.name).as_os_str().len() + ".sock".len();
+            let long = self
+                .vfio_user
+                .vms
+                .iter()
+                .any(|vm| bytes(vm) > SOCKET_PATH_BYTES_MAX);
+            let text = "the path of a VM's socket has more than 107 bytes; shorten folder or name";
+            say(long, "vfio_user.vms", text);
         }
         let names = || self.vfio_user.vms.iter().map(|vm| &vm.name);
         let twice = names().any(|name| names().filter(|other| *other == name).count() > 1);
@@ -464,8 +551,7 @@ impl Config {
         }
         within("scheduling.patience_us", scheduling.patience_us, 0, 100_000);
         let weight = scheduling.default_weight.into();
-        // SOURCE: `Weight::new`.
-        within("scheduling.default_weight", weight, 1, 10_000);
+        within("scheduling.default_weight", weight, 1, Weight::MAX.into());
         // CAST: usize is 64 bits here.
         let tenants = scheduling.tenants_max as u64;
         within("scheduling.tenants_max", tenants, 1, 4_096);
@@ -476,17 +562,13 @@ impl Config {
             1,
             CHANNELS_MAX.into(),
         );
-        // 1 TiB: more than any host has, and far from where sums overflow.
-        within("gpu.soft.memory_mib", soft.memory_mib, 2, 1 << 20);
+        let memory_max = GPU_MEMORY_BYTES_MAX >> 20;
+        within("gpu.soft.memory_mib", soft.memory_mib, 2, memory_max);
         within("gpu.soft.link_mb_s", soft.link_mb_s, 1, 1_000_000);
-        within("memory.vm_mib", self.memory.vm_mib, 2, 1 << 20);
-        within(
-            "memory.host_pool_mib",
-            self.memory.host_pool_mib,
-            0,
-            1 << 20,
-        );
-        within("memory.card_mib", self.memory.card_mib, 0, 1 << 20);
+        let memory = &self.memory;
+        within("memory.vm_mib", memory.vm_mib, 2, memory_max);
+        within("memory.host_pool_mib", memory.host_pool_mib, 0, memory_max);
+        within("memory.card_mib", memory.card_mib, 0, memory_max);
         within("ledger.window_ms", self.ledger.window_ms, 100, 3_600_000);
         within("ledger.keep_days", self.ledger.keep_days, 0, 36_500);
     }

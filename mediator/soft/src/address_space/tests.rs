@@ -43,6 +43,44 @@ fn allocated_memory_is_zero_after_earlier_writes_by_tenant_or_vmm() {
 }
 
 #[test]
+fn memory_in_holes_is_allocated_to_the_last_chunk() {
+    let card = CardMemory::new(16 * CHUNK_BYTES);
+    let space = AddressSpace::new(A, card.clone(), 16 * CHUNK_BYTES, 32, None).unwrap();
+    let all: Vec<_> = (0..16).map(|_| space.allocate(1).unwrap().va).collect();
+    for (index, va) in all.iter().enumerate() {
+        space.store_u64(*va, index as u64).unwrap();
+    }
+    for va in all.iter().step_by(2) {
+        space.free(*va).unwrap();
+    }
+    let holes = space.allocate(8 * CHUNK_BYTES).unwrap();
+    assert_eq!(space.free_bytes(), 0);
+    assert_eq!(space.allocate(1), Err(ErrorCode::OutOfGpuMemory));
+    // It is zero, and no byte of it is one of the others'.
+    let words: Vec<u64> = (0..8 * CHUNK_BYTES / 8).map(|i| holes.va + 8 * i).collect();
+    for va in &words {
+        assert_eq!(space.load_u64(*va), Ok(0));
+    }
+    let pattern: Vec<u8> = (0..8 * CHUNK_BYTES).map(|i| (i % 251) as u8).collect();
+    space.store(holes.va, &pattern).unwrap();
+    let mut read = vec![0; pattern.len()];
+    space.load(holes.va, &mut read).unwrap();
+    assert!(read == pattern);
+    for (index, va) in all.iter().enumerate().skip(1).step_by(2) {
+        assert_eq!(space.load_u64(*va), Ok(index as u64));
+    }
+    // A freed address without an allocation faults, lent or not.
+    assert!(space.load_u64(all[0]).is_err());
+    space.free(holes.va).unwrap();
+    assert_eq!(card.free_chunks(), 8);
+    for _ in 0..8 {
+        space.allocate(1).unwrap();
+    }
+    drop(space);
+    assert_eq!(card.free_chunks(), 16);
+}
+
+#[test]
 fn limits_of_tenant_card_and_table() {
     let card = CardMemory::new(6 * CHUNK_BYTES);
     let a = AddressSpace::new(A, card.clone(), 4 * CHUNK_BYTES, 2, None).unwrap();
