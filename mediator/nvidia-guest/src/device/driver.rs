@@ -35,11 +35,14 @@ pub trait Driver: Debug + Send + Sync {
     /// As ioctl(2).
     fn call(&self, file: BorrowedFd<'_>, request: u32, parts: &mut Parts) -> io::Result<i32>;
 
-    /// A doorbell window of the GPU, without and with its mapping through BAR 1.
+    /// Numbers of the GPUs that have a node.
+    fn gpus(&self) -> Vec<u8>;
+
+    /// A doorbell window of a GPU, without and with its mapping through BAR 1.
     ///
     /// # Errors
     /// The driver's.
-    fn windows(&self) -> io::Result<[OwnedFd; 2]>;
+    fn windows(&self, gpu: u8) -> io::Result<[OwnedFd; 2]>;
 
     /// A copy of a page that a file maps.
     ///
@@ -49,6 +52,9 @@ pub trait Driver: Debug + Send + Sync {
         sys::copy_of(file, bytes)
     }
 }
+
+/// Nodes of GPUs that are looked for. SOURCE: `nv-ioctl-numbers.h`, NV_MAX_DEVICES.
+const GPUS_MAX: u8 = 32;
 
 /// NVIDIA's.
 #[derive(Debug)]
@@ -87,12 +93,17 @@ impl Driver for Nvidia {
         sys::call(file, request, parts)
     }
 
-    fn windows(&self) -> io::Result<[OwnedFd; 2]> {
+    fn gpus(&self) -> Vec<u8> {
+        let there = |gpu: &u8| self.device_number(Node::Gpu(*gpu)).is_ok();
+        (0..GPUS_MAX).filter(there).collect()
+    }
+
+    fn windows(&self, gpu: u8) -> io::Result<[OwnedFd; 2]> {
         const DEVICE: u32 = 0xcc00_0001;
         const SUBDEVICE: u32 = 0xcc00_0002;
         const DOORBELLS: u32 = 0xcc00_0003;
         let control = self.open(Node::Control)?;
-        let gpu = self.open(Node::Gpu(0))?;
+        let node = self.open(Node::Gpu(gpu))?;
         let alloc = |client, parent, new, kind, params: Vec<u8>| {
             let top = words(&[client, parent, new, kind, 0, 0, 0, 0]);
             let mut parts = with_params(top, params);
@@ -100,14 +111,16 @@ impl Driver for Nvidia {
             Ok::<u32, io::Error>(read_u32(&parts.buffers[0], 8))
         };
         let client = alloc(0, 0, 0, class::ROOT, Vec::new())?;
-        // NV0080_ALLOC_PARAMETERS of the first GPU: zeroes. SOURCE: `class/cl0080.h`.
-        alloc(client, client, DEVICE, class::DEVICE, vec![0; 56])?;
+        // NV0080_ALLOC_PARAMETERS: the GPU's number, then zeroes. SOURCE: `class/cl0080.h`.
+        let mut device = vec![0; 56];
+        write_u32(&mut device, 0, gpu.into());
+        alloc(client, client, DEVICE, class::DEVICE, device)?;
         alloc(client, DEVICE, SUBDEVICE, class::SUBDEVICE, vec![0; 4])?;
         let window = |bar1: u8| {
             let handle = DOORBELLS + u32::from(bar1);
             // HOPPER_USERMODE_A; bBar1Mapping, bPriv. SOURCE: `class/clc661.h`.
             alloc(client, SUBDEVICE, handle, 0xc661, vec![bar1, 0])?;
-            let file = self.open(Node::Gpu(0))?;
+            let file = self.open(Node::Gpu(gpu))?;
             let number = control.as_raw_fd().cast_unsigned();
             self.issue(
                 &file,
@@ -129,7 +142,7 @@ impl Driver for Nvidia {
             .own
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
-        own.extend([control, gpu]);
+        own.extend([control, node]);
         Ok(windows)
     }
 }

@@ -110,7 +110,8 @@ pub struct Device {
     flight: RwLock<()>,
     files: Mutex<BTreeMap<u32, Arc<Opened>>>,
     lending: Mutex<Lending>,
-    windows: [OwnedFd; 2],
+    /// By the GPU's number.
+    windows: BTreeMap<u8, [OwnedFd; 2]>,
     events: Arc<Events>,
     report: Option<UnixDatagram>,
     next_handle: AtomicU32,
@@ -213,13 +214,25 @@ impl Device {
         limits: Limits,
         report: Option<UnixDatagram>,
     ) -> Result<Self, DeviceError> {
+        let mut windows = BTreeMap::new();
+        let mut refused = io::Error::from(io::ErrorKind::NotFound);
+        for gpu in driver.gpus() {
+            // A container may have nodes that it must not open.
+            match driver.windows(gpu) {
+                Ok(pair) => drop(windows.insert(gpu, pair)),
+                Err(error) => refused = error,
+            }
+        }
+        if windows.is_empty() {
+            return Err(DeviceError::Windows(refused));
+        }
         Ok(Self {
             release,
             vm: Mutex::new(Vm::new(release, limits)),
             flight: RwLock::new(()),
             files: Mutex::new(BTreeMap::new()),
             lending: Mutex::default(),
-            windows: driver.windows().map_err(DeviceError::Windows)?,
+            windows,
             events: Events::start().map_err(DeviceError::Host)?,
             driver,
             report,

@@ -179,13 +179,22 @@ impl<'a> Program<'a> {
 
     fn map(&self, message: &Message) -> io::Result<Answer<'a>> {
         let device = self.device;
-        let mapping = locked(&device.vm).mapping(message.file);
+        let absent = || io::Error::from_raw_os_error(libc::ENXIO);
+        let (mapping, node) = {
+            let vm = locked(&device.vm);
+            (vm.mapping(message.file), vm.node(message.file).ok())
+        };
         let mut answer = message.answer();
-        match mapping.ok_or_else(|| io::Error::from_raw_os_error(libc::ENXIO))? {
+        match mapping.ok_or_else(absent)? {
             Mapping::Window { bar1 } => {
+                let windows = match node {
+                    Some(Node::Gpu(gpu)) => device.windows.get(&gpu),
+                    _ => None,
+                };
                 // A guest has it as a BAR.
                 answer.a = 1 + u64::from(bar1);
-                Ok((answer, Some(device.windows[usize::from(bar1)].as_fd())))
+                let window = &windows.ok_or_else(absent)?[usize::from(bar1)];
+                Ok((answer, Some(window.as_fd())))
             }
             Mapping::Page if message.a <= PAGE_COPY_MAX => {
                 let opened = device.opened(message.file)?;

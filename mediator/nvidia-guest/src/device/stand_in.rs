@@ -179,7 +179,11 @@ impl Driver for Arc<StandIn> {
         Ok(page)
     }
 
-    fn windows(&self) -> io::Result<[OwnedFd; 2]> {
+    fn gpus(&self) -> Vec<u8> {
+        vec![0]
+    }
+
+    fn windows(&self, _gpu: u8) -> io::Result<[OwnedFd; 2]> {
         let windows = [StandIn::window()?, StandIn::window()?];
         for window in &windows {
             let (window, state) = (

@@ -29,7 +29,8 @@ pub(super) struct Function {
 pub(super) fn layout(machine: &Machine) -> io::Result<Layout> {
     let mut layout = Layout::default();
     layout.regions[BAR_REGS] = Region::trapped(cuda::BAR_BYTES);
-    for (bar, window) in cuda::BAR_WINDOWS.into_iter().zip(machine.windows()) {
+    let windows = machine.windows().into_iter().flatten();
+    for (bar, window) in cuda::BAR_WINDOWS.into_iter().zip(windows) {
         let area = Area {
             offset: 0,
             bytes: cuda::WINDOW_BYTES,

@@ -109,8 +109,9 @@ impl Machine {
         })
     }
 
-    const fn windows(&self) -> &[OwnedFd; 2] {
-        &self.device.windows
+    /// Those of the first GPU, whose function this is.
+    fn windows(&self) -> Option<&[OwnedFd; 2]> {
+        self.device.windows.values().next()
     }
 
     const fn vectors(&self) -> &Vectors {
