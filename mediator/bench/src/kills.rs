@@ -25,7 +25,7 @@ use turnstile_figures::load::LoadReport;
 use turnstile_figures::matrix::{Length, Pattern, Tenant};
 
 use super::daemon::Daemon;
-use super::processes::{Common, Load, words};
+use super::processes::{Common, Copies, Load, words};
 use super::scheduler::{DaemonArgs, name, spawn, tenant_of};
 use super::share::calibrate;
 use super::{GpuArg, wall_ns};
@@ -157,6 +157,7 @@ pub(super) fn run(args: &KillsArgs) -> anyhow::Result<()> {
         seconds: SECONDS,
         calibration: Some(calibrate(args.device, &program)?),
         list_gaps: false,
+        copies: Copies::default(),
     };
     let (daemon, socket) = spawn(&args.daemon, args.device, folder.path())?;
     let mut loads = Vec::new();
@@ -168,7 +169,7 @@ pub(super) fn run(args: &KillsArgs) -> anyhow::Result<()> {
             seed: 1,
         };
         let mut command = tenant_of(&socket, &name(index), tenant.weight, &[], &program)?;
-        command.args(words(&tenant, &common));
+        command.args(words(0, &tenant, &common));
         loads.push(Load::spawn(command)?);
     }
     for load in &mut loads {

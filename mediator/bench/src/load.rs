@@ -35,6 +35,9 @@ pub struct LoadArgs {
     /// without other load
     #[arg(long)]
     calibration: Option<Calibration>,
+    /// Copy pieces of this many KiB to the GPU beside the kernels, one after another
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1 << 20))]
+    copy_kib: u32,
     /// List every gap
     #[arg(long)]
     list_gaps: bool,
@@ -69,6 +72,7 @@ pub fn load(args: &LoadArgs) -> anyhow::Result<()> {
         blocks: args.blocks,
         calibration: args.calibration,
         list_gaps: args.list_gaps,
+        copy_bytes: args.copy_kib as usize * 1024,
     };
     let output = io::stdout().lock();
     if args.blocks_of {

@@ -28,7 +28,7 @@ use turnstile_figures::matrix::{Length, Pattern, Tenant};
 use turnstile_figures::percentile::median;
 
 use super::daemon::{Daemon, SNAPSHOT_LIMIT};
-use super::processes::{Common, Load, words};
+use super::processes::{Common, Copies, Load, words};
 use super::scheduler::{DaemonArgs, name, spawn, tenant_of};
 use super::{GpuArg, progress};
 use groups::{Group, Groups, Side, Work};
@@ -260,8 +260,9 @@ fn launches(
         seconds: 0.1,
         calibration: None,
         list_gaps: false,
+        copies: Copies::default(),
     };
-    let mut words = words(&load, &common);
+    let mut words = words(0, &load, &common);
     words.retain(|word| word != "--wait");
     words.push("--blocks-of".to_owned());
     words.extend(more.map(str::to_owned));

@@ -22,6 +22,15 @@ const DONE_LIMIT: Duration = Duration::from_secs(30);
 /// Most threads that [`Load::waits`] shows.
 const WAITS_MAX: usize = 32;
 
+/// Copies to the GPU beside the kernels.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Copies {
+    /// Length of each; 0 for none.
+    pub(super) kib: u32,
+    /// Tenants that make them, from the first.
+    pub(super) tenants: usize,
+}
+
 /// Parameters of all loads of a bench.
 #[derive(Clone, Debug)]
 pub(super) struct Common {
@@ -29,10 +38,12 @@ pub(super) struct Common {
     pub(super) seconds: f64,
     pub(super) calibration: Option<Calibration>,
     pub(super) list_gaps: bool,
+    pub(super) copies: Copies,
 }
 
-/// Arguments of `turnstile` that make it this tenant's load.
-pub(super) fn words(tenant: &Tenant, common: &Common) -> Vec<String> {
+/// Arguments of `turnstile` that make it the load of this tenant, whose place in its cell is
+/// `index`.
+pub(super) fn words(index: usize, tenant: &Tenant, common: &Common) -> Vec<String> {
     let pattern = tenant.pattern.to_string();
     let kernel = match (tenant.pattern, tenant.kernel) {
         // An endless kernel cannot have bursts.
@@ -51,6 +62,9 @@ pub(super) fn words(tenant: &Tenant, common: &Common) -> Vec<String> {
     option("seconds", common.seconds.to_string());
     if let Some(calibration) = common.calibration {
         option("calibration", calibration.to_string());
+    }
+    if common.copies.kib > 0 && index < common.copies.tenants {
+        option("copy-kib", common.copies.kib.to_string());
     }
     if common.list_gaps {
         words.push("--list-gaps".to_owned());

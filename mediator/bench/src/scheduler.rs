@@ -336,6 +336,7 @@ pub(super) fn charge(first: &Value, last: &Value, tenant: &str) -> Option<Charge
         compute_ns: between("compute_ns")?,
         engine_ns: between("engine_ns")?,
         held_ns: between("held_ns")?,
+        copy_ns: between("copy_ns")?,
     })
 }
 
@@ -363,8 +364,8 @@ mod tests {
     fn a_charge_is_the_difference_of_two_snapshots() {
         let snapshot = |compute: u64| {
             serde_json::json!({"at": 1, "tenants": [
-                {"name": "load1", "compute_ns": 5, "engine_ns": 6, "held_ns": 1},
-                {"name": "load0", "compute_ns": compute, "engine_ns": 8, "held_ns": 2},
+                {"name": "load1", "compute_ns": 5, "engine_ns": 6, "held_ns": 1, "copy_ns": 0},
+                {"name": "load0", "compute_ns": compute, "engine_ns": 8, "held_ns": 2, "copy_ns": 0},
             ]})
         };
         let own = Charge {

@@ -17,7 +17,7 @@ use turnstile_figures::load::{Calibration, LoadReport};
 use turnstile_figures::matrix::{Cell, Length, Pattern, Tenant, matrix};
 use turnstile_nvidia::version;
 
-use super::processes::{Common, Load, words};
+use super::processes::{Common, Copies, Load, words};
 use super::scheduler::{DaemonArgs, Scheduler, first_line};
 use super::xsched::{XschedArgs, percentages};
 use super::{GpuArg, progress, table, wall_ns};
@@ -54,6 +54,12 @@ pub(super) struct ShareArgs {
     /// Under the daemon, give this many tenants of a cell, from the first, no NVIDIA node
     #[arg(long, default_value_t = 0)]
     isolated: usize,
+    /// Have tenants copy pieces of this many KiB to the GPU beside their kernels
+    #[arg(long, default_value_t = 0)]
+    copy_kib: u32,
+    /// Only the first tenants of a cell copy, this many; all if absent
+    #[arg(long)]
+    copiers: Option<usize>,
     /// Only natively, or only under the daemon
     #[arg(long, value_parser = ["native", "scheduled"])]
     only: Option<String>,
@@ -160,7 +166,7 @@ pub(super) fn run_cell(
     let percentages = percentages(&cell.tenants);
     for (index, (tenant, percent)) in cell.tenants.iter().zip(percentages).enumerate() {
         let mut command = running.command(index, tenant, percent, program)?;
-        command.args(words(tenant, common));
+        command.args(words(index, tenant, common));
         loads.push(Load::spawn(command)?);
     }
     for index in 0..loads.len() {
@@ -207,9 +213,10 @@ pub(super) fn calibrate(device: u32, program: &Path) -> anyhow::Result<Calibrati
         seconds: 0.1,
         calibration: None,
         list_gaps: false,
+        copies: Copies::default(),
     };
     let mut command = std::process::Command::new(program);
-    command.args(words(&tenant, &common));
+    command.args(words(0, &tenant, &common));
     let mut load = Load::spawn(command)?;
     load.wait_ready()?;
     load.calibration.context("The load is not ready")
@@ -280,6 +287,10 @@ pub(super) fn run(args: &ShareArgs) -> anyhow::Result<()> {
         seconds: args.seconds,
         calibration: Some(calibration),
         list_gaps: args.record.is_some(),
+        copies: Copies {
+            kib: args.copy_kib,
+            tenants: args.copiers.unwrap_or(usize::MAX),
+        },
     };
     let skip = Duration::from_secs_f64(args.skip);
     if args.seconds < args.skip + 1.0 {

@@ -30,7 +30,7 @@ use turnstile_nvidia::preemptor::Preemptor;
 use turnstile_nvidia::rm::{RmClient, RmError};
 use turnstile_nvidia::version;
 
-use super::processes::{Common, Load, words};
+use super::processes::{Common, Copies, Load, words};
 use super::scheduler::isolation_words;
 use super::{GpuArg, progress, wall_ns};
 use turnstile_nvidia::commands::{preemptor_command, watchdog_command};
@@ -209,7 +209,7 @@ impl Learnt {
             pattern: Pattern::Busy,
             seed: 1,
         };
-        command.args(words(&tenant, common));
+        command.args(words(0, &tenant, common));
         let mut load = Load::spawn(command)?;
         load.wait_ready()?;
         let mut handles = Handles::default();
@@ -325,6 +325,7 @@ pub(super) fn run(args: &SuspendArgs) -> anyhow::Result<()> {
         seconds: (trials_ns + all_ns + single_ns) as f64 / 1e9 + START_SECONDS,
         calibration: None,
         list_gaps: true,
+        copies: Copies::default(),
     };
     let mut learnt = Learnt::start(args, folder.path(), &common)?;
     let plans = plans(args, &learnt.handles, learnt.load.pid);

@@ -22,6 +22,9 @@ pub struct Charge {
     pub engine_ns: u64,
     /// Time in which the tenant was held.
     pub held_ns: u64,
+    /// Copy time charged.
+    #[serde(default)]
+    pub copy_ns: u64,
 }
 
 /// Number of a daemon's warnings that are kept with a run.
@@ -83,6 +86,12 @@ pub struct TenantLine {
     pub truth_occupied_ns: Option<u64>,
     /// The same with the processing of launches.
     pub truth_worked_ns: Option<u64>,
+    /// Time of its copies in the window of the charge, by the load's own stamps.
+    #[serde(default)]
+    pub truth_copied_ns: Option<u64>,
+    /// Charged minus own copy time, in percent of own copy time.
+    #[serde(default)]
+    pub charge_error_copied_percent: Option<f64>,
     /// Charged minus worked time, in percent of worked time.
     pub charge_error_worked_percent: Option<f64>,
     /// Charged minus executed time, in percent of executed time.
@@ -169,8 +178,8 @@ fn percent(part: u64, whole: u64) -> f64 {
     100.0 * part as f64 / whole as f64
 }
 
-fn error_percent(charged: Option<Charge>, truth: Option<u64>) -> Option<f64> {
-    let (charged, truth) = (charged?.compute_ns, truth.filter(|&truth| truth > 0)?);
+fn error_percent(charged: Option<u64>, truth: Option<u64>) -> Option<f64> {
+    let (charged, truth) = (charged?, truth.filter(|&truth| truth > 0)?);
     Some(100.0 * (charged as f64 - truth as f64) / truth as f64)
 }
 
@@ -281,6 +290,9 @@ pub fn line(
             let truth_ns = truth(&load.executed_ns);
             let truth_occupied_ns = truth(&load.occupied_ns);
             let truth_worked_ns = truth(&load.worked_ns);
+            let truth_copied_ns = truth(&load.copied_ns).filter(|_| !load.copied_ns.is_empty());
+            let compute_ns = charge.map(|charge| charge.compute_ns);
+            let copy_ns = charge.map(|charge| charge.copy_ns);
             let seconds = (BUCKET_NS * count as u64) as f64 / 1e9;
             let work_percent = match tenant.kernel {
                 Length::Us(us) => Some(load.kernels as f64 * us as f64 / seconds / 1e4),
@@ -303,9 +315,11 @@ pub fn line(
                 truth_ns,
                 truth_occupied_ns,
                 truth_worked_ns,
-                charge_error_worked_percent: error_percent(charge, truth_worked_ns),
-                charge_error_percent: error_percent(charge, truth_ns),
-                charge_error_occupied_percent: error_percent(charge, truth_occupied_ns),
+                truth_copied_ns,
+                charge_error_copied_percent: error_percent(copy_ns, truth_copied_ns),
+                charge_error_worked_percent: error_percent(compute_ns, truth_worked_ns),
+                charge_error_percent: error_percent(compute_ns, truth_ns),
+                charge_error_occupied_percent: error_percent(compute_ns, truth_occupied_ns),
                 clock_error_ns: load.clock_error_ns,
                 clock_offset_ns: load.clock_offset_ns,
                 host_pauses: load.host_pauses.clone(),

@@ -94,6 +94,8 @@ pub struct LoadSpec {
     pub calibration: Option<Calibration>,
     /// Report every gap as well.
     pub list_gaps: bool,
+    /// Bytes of each copy to the GPU beside its kernels; 0 copies nothing.
+    pub copy_bytes: usize,
 }
 
 /// A message of a load.
@@ -146,6 +148,9 @@ pub struct LoadReport {
     /// Time in which the engine worked for it: executed, and the processing of launches.
     #[serde(default)]
     pub worked_ns: Vec<u64>,
+    /// Time of its copies, by the stamps before and after each; empty if it makes none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub copied_ns: Vec<u64>,
     /// Kernels that ended within the buckets.
     pub kernels: u64,
     /// Kernels without room for their record: if there are any, the figures are wrong.

@@ -32,12 +32,14 @@ fn load(bucket_ns: u64, seconds: usize) -> LoadReport {
 #[test]
 fn shares_errors_and_charges_stand_in_the_line() {
     let cell = cell(&[(300, Pattern::Busy), (100, Pattern::Busy)]);
-    let loads = [load(6_000_000, 4), load(3_000_000, 4)];
+    let mut loads = [load(6_000_000, 4), load(3_000_000, 4)];
+    loads[0].copied_ns = vec![25_000; loads[0].executed_ns.len()];
     let report = SchedulerReport {
         window: Some(Span::new(8_000_000_000, 10_000_000_000)),
         charges: vec![
             Some(Charge {
                 compute_ns: 1_212_000_000,
+                copy_ns: 49_000_000,
                 ..Charge::default()
             }),
             None,
@@ -54,6 +56,8 @@ fn shares_errors_and_charges_stand_in_the_line() {
     assert!((first.executed_percent - 60.0).abs() < 1e-6);
     assert!((first.work_percent.unwrap() - 20.0).abs() < 1e-6);
     assert!((first.charge_error_percent.unwrap() - 1.0).abs() < 1e-6);
+    assert!((first.charge_error_copied_percent.unwrap() + 2.0).abs() < 1e-6);
+    assert_eq!(line.tenants[1].truth_copied_ns, None);
     assert_eq!(line.tenants[1].charge_error_percent, None);
     assert!((line.worst_sliding.unwrap().points - 8.333).abs() < 0.01);
     assert!((line.useful_percent - 90.0).abs() < 1e-6);

@@ -133,10 +133,14 @@ pub fn run(
     times.waited_ns = waited_ns
         .zip(self::waited_ns())
         .map(|(first, last)| last.saturating_sub(first));
+    let copied = rig.copied()?;
     let last = rig.read_clock()?;
     let records = rig.records()?;
     let mut report = report(spec, start_ns, &records, first, last, &calibration, times);
     report.clock_step_ns = clock_step_ns;
+    if spec.copy_bytes > 0 {
+        report.copied_ns = buckets(&copied, start_ns, FINE_NS, report.executed_ns.len());
+    }
     tell(&mut say, &LoadMessage::Done(Box::new(report)))?;
     if let Some(orders) = orders {
         for line in orders.lines() {
@@ -221,6 +225,7 @@ fn load(
     let mut launch_and_wait = |rig: &mut Rig, follows: bool| -> Result<(), LoadError> {
         let begin = Instant::now();
         let slot = rig.launch(turns)?;
+        rig.keep_copying()?;
         let launched_ns = wall_ns();
         rig.wait()?;
         if times.latencies_ns.len() < LAUNCHES_MAX {
@@ -248,6 +253,7 @@ fn load(
                 }
                 rig.wait_mark(&mut marks, index)?;
                 rig.launch(turns)?;
+                rig.keep_copying()?;
                 rig.mark(&mut marks, index)?;
             }
             rig.wait()?;
@@ -336,6 +342,7 @@ fn report(
         clock_drift_ppb: clock.drift_ppb(),
         clock_step_ns: 0,
         step_ns,
+        copied_ns: Vec::new(),
     }
 }
 
@@ -403,6 +410,7 @@ mod tests {
             blocks: 0,
             calibration: None,
             list_gaps: true,
+            copy_bytes: 0,
         };
         let calibration = Calibration {
             turns_per_ms: 10_000.0,

@@ -85,6 +85,61 @@ impl Params {
     }
 }
 
+/// Copies to the GPU, one after another, each between two stamps.
+#[derive(Debug)]
+struct Copier {
+    stream: Stream,
+    from: HostBuffer,
+    to: DeviceBuffer,
+    begin: Event,
+    end: Event,
+    /// When the copy under way was ordered, by the wall clock.
+    ordered_ns: Option<u64>,
+    /// Copies that have ended, from their order on, as long as the GPU took.
+    ended: Vec<Span>,
+}
+
+impl Copier {
+    fn new(context: &Context, bytes: usize) -> Result<Self, LoadError> {
+        Ok(Self {
+            stream: context.stream()?,
+            from: context.host_buffer(bytes)?,
+            to: context.buffer(bytes)?,
+            begin: context.event(true)?,
+            end: context.event(true)?,
+            ordered_ns: None,
+            ended: Vec::new(),
+        })
+    }
+
+    /// Takes note of the copy under way, if it has ended.
+    fn settle(&mut self) -> Result<(), LoadError> {
+        if let Some(begin_ns) = self.ordered_ns
+            && self.end.is_reached()?
+        {
+            let ms = self.end.ms_since(&self.begin)?;
+            // CAST: a copy takes milliseconds.
+            let length_ns = (f64::from(ms) * 1e6) as u64;
+            self.ended.push(Span::new(begin_ns, begin_ns + length_ns));
+            self.ordered_ns = None;
+        }
+        Ok(())
+    }
+
+    /// Orders the next copy, unless one is under way.
+    fn order(&mut self, context: &Context) -> Result<(), LoadError> {
+        self.settle()?;
+        if self.ordered_ns.is_none() {
+            self.begin.record(&self.stream)?;
+            let (to, bytes) = (self.to.address(), self.to.bytes());
+            context.copy_in(&self.stream, &self.from, 0, to, bytes)?;
+            self.end.record(&self.stream)?;
+            self.ordered_ns = Some(wall_ns());
+        }
+        Ok(())
+    }
+}
+
 /// A context with the load's kernels, and the memory of their records.
 #[derive(Debug)]
 pub(super) struct Rig {
@@ -103,6 +158,7 @@ pub(super) struct Rig {
     words: DeviceBuffer,
     shared: HostBuffer,
     copies: HostBuffer,
+    copier: Option<Copier>,
 }
 
 impl Rig {
@@ -133,7 +189,11 @@ impl Rig {
         stream.fill(launches.address(), 0, launches.bytes() / 4)?;
         stream.fill(words.address(), 0, words.bytes() / 4)?;
         stream.synchronize()?;
+        let copier = (spec.copy_bytes > 0)
+            .then(|| Copier::new(&context, spec.copy_bytes))
+            .transpose()?;
         Ok(Self {
+            copier,
             work: module.function("truth_work")?,
             endless: module.function("truth_endless")?,
             clock: module.function("truth_clock")?,
@@ -204,6 +264,24 @@ impl Rig {
     /// Waits for everything launched.
     pub(super) fn wait(&self) -> Result<(), LoadError> {
         Ok(self.stream.synchronize()?)
+    }
+
+    /// Keeps a copy under way beside the kernels, if the load copies.
+    pub(super) fn keep_copying(&mut self) -> Result<(), LoadError> {
+        match &mut self.copier {
+            Some(copier) => copier.order(&self.context),
+            None => Ok(()),
+        }
+    }
+
+    /// All copies on the wall clock, once the last has ended.
+    pub(super) fn copied(&mut self) -> Result<Vec<Span>, LoadError> {
+        let Some(copier) = &mut self.copier else {
+            return Ok(Vec::new());
+        };
+        copier.stream.synchronize()?;
+        copier.settle()?;
+        Ok(std::mem::take(&mut copier.ended))
     }
 
     /// Marks what was launched last as number `index`.
