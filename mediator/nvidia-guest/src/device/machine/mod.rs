@@ -109,7 +109,7 @@ impl Machine {
         })
     }
 
-    /// Those of the first GPU, whose function this is.
+    /// The windows of the first GPU, which has this function.
     fn windows(&self) -> Option<&[OwnedFd; 2]> {
         self.device.windows.values().next()
     }
