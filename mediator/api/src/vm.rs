@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use turnstile_accounting::Nanos;
+use turnstile_accounting::{Nanos, TenantId};
 use turnstile_policies::{Cap, ParamsError, Weight};
 use utoipa::ToSchema;
 
 use super::Shared;
 use super::body::Patch;
 use super::problem::Problem;
+use turnstile_daemon::limits::Amount;
 use turnstile_daemon::{MemoryLimits, MemorySnapshot, Settings, TenantKind, TenantSnapshot};
 
 /// Shortest and longest period of a cap, and shortest quota.
@@ -120,6 +121,9 @@ pub struct Vm {
     pub limits: MemoryLimits,
     /// Where its memory is; null where memory does not move.
     pub memory: Option<VmResidence>,
+    /// What it holds of the daemon's bounded resources; not in lists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held: Option<BTreeMap<String, Amount>>,
 }
 
 impl Scheduling {
@@ -214,6 +218,7 @@ fn connected(tenant: &TenantSnapshot, entitled: Option<f64>, limits: MemoryLimit
         }),
         limits,
         memory: tenant.memory.map(residence),
+        held: None,
     }
 }
 
@@ -231,6 +236,7 @@ fn absent(name: &str, settings: &Settings, default: Weight, account: Option<Stri
         usage: None,
         limits: settings.memory,
         memory: None,
+        held: None,
     }
 }
 
@@ -263,6 +269,12 @@ impl Shared {
             let default = self.host.default_weight();
             Some(absent(name, &Settings::default(), default, Some(owner)))
         });
-        known.ok_or_else(|| Problem::no_vm(name))
+        let mut vm = known.ok_or_else(|| Problem::no_vm(name))?;
+        vm.held = vm.number.map(|number| {
+            let held = self.host.limits().of_tenant(TenantId(number));
+            let named = |(name, amount): (&str, Amount)| (name.to_owned(), amount);
+            held.into_iter().map(named).collect()
+        });
+        Ok(vm)
     }
 }

@@ -60,8 +60,10 @@ impl Default for Timing {
 
 /// From one decision to the next at least.
 const PERIOD_MIN: Nanos = Nanos::from_us(250);
-/// A period while no tenant has work.
+/// The first period while no tenant has work; each further one is twice as long.
 const IDLE_PERIOD: Nanos = Nanos::from_ms(5);
+/// The longest: a period costs some microseconds for each tenant.
+const IDLE_PERIOD_MAX: Nanos = Nanos::from_ms(320);
 /// Time between two decisions while there is no tenant.
 const EMPTY_PERIOD: Nanos = Nanos::from_ms(20);
 /// Poll interval of a GPU that divides its engine by itself, without tenants. The busy counter
@@ -86,6 +88,7 @@ pub(super) fn run(
         seen: Seen::default(),
         channels: Vec::new(),
         demand: Vec::new(),
+        idle_period: IDLE_PERIOD,
         demand_known: host.gpu().capabilities().demand,
         feeds_policy: host.schedules_by_events(),
         polls: kind != MeterKind::Events,
@@ -111,6 +114,8 @@ struct Accounting<'a> {
     seen: Seen,
     channels: Vec<turnstile_gpu::ChannelActivity>,
     demand: Vec<DemandEvent>,
+    /// The next period, if no tenant has work.
+    idle_period: Nanos,
     demand_known: bool,
     /// The policy takes what the engines do.
     feeds_policy: bool,
@@ -209,7 +214,8 @@ impl Accounting<'_> {
         self.read_log();
         let mut from = self.now();
         while !self.stopped() {
-            self.wait(from + self.demand_period());
+            let period = self.demand_period();
+            self.wait(from + period);
             // The end is read first: all that is logged after this read is later.
             let to = self.now().max(from);
             self.read_log();
@@ -246,18 +252,23 @@ impl Accounting<'_> {
         }
     }
 
-    fn demand_period(&self) -> Nanos {
+    fn demand_period(&mut self) -> Nanos {
         if self.host.is_empty() {
             EMPTY_PERIOD
         } else if self.host.any_wants() || self.host.memory_is_busy() {
+            self.idle_period = IDLE_PERIOD;
             self.timing.period
+        } else if self.host.begins_idle() {
+            let next = Nanos(2 * self.idle_period.0).min(IDLE_PERIOD_MAX);
+            std::mem::replace(&mut self.idle_period, next).max(self.timing.period)
         } else {
+            self.idle_period = IDLE_PERIOD;
             self.timing.period.max(IDLE_PERIOD)
         }
     }
 
     /// Waits until `end`, and decides when that is due.
-    fn wait(&mut self, end: Moment) {
+    fn wait(&mut self, mut end: Moment) {
         let mut decided = self.now();
         loop {
             let now = self.now();
@@ -278,6 +289,11 @@ impl Accounting<'_> {
                 self.read_log();
                 self.host.decide();
                 decided = now;
+            }
+            if self.idle_period > IDLE_PERIOD && !self.host.is_idle() {
+                // A tenant may have work: the next period is as long as those of busy tenants.
+                self.idle_period = IDLE_PERIOD;
+                end = end.min(now + self.timing.period);
             }
         }
     }

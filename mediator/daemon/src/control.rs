@@ -1,11 +1,11 @@
 //! The control loop: one thread on epoll for the listening socket, the sockets of VMMs and
 //! launchers, and the kicks of VMs.
 
-mod bounds;
 mod frames;
 mod session;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -18,20 +18,24 @@ use std::time::{Duration, Instant};
 use event_manager::{
     EventManager, EventOps, Events, MutEventSubscriber, SubscriberId, SubscriberOps,
 };
+use log::Level;
 use turnstile_accounting::{AccountId, TenantId};
 use turnstile_vmm::wire::{FrameReader, peer_uid};
 use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::eventfd::EventFd;
 
+use super::accounts::of_user;
 use super::error::HostError;
 use super::host::Host;
 use super::kicks::KickBudgets;
-pub(super) use bounds::Bounds;
+use super::limits::{Holder, Resource, is_trusted};
 use session::{Role, Session, SessionError, tell};
 
 /// TIMEOUT: pause after a failed accept (no descriptors left, for example). Connecting peers wait
 /// no longer than this.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+/// TIMEOUT: a VMM or launcher sends its first frame as soon as it has connected.
+const GREETING: Duration = Duration::from_secs(10);
 /// Interval of the search for connections without a first frame, while there are any.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Minimum time between two log lines about something that clients can cause at will.
@@ -55,7 +59,6 @@ impl ControlLoop {
         wake: EventFd,
         host: Arc<Host>,
         stop: Arc<AtomicBool>,
-        bounds: Bounds,
     ) -> Result<Self, ControlError> {
         let mut manager = EventManager::new()?;
         let sessions = BTreeMap::new();
@@ -65,20 +68,16 @@ impl ControlLoop {
             listener,
             wake,
             host,
-            bounds,
-            own_uid: rustix::process::geteuid().as_raw(),
+            greeting: GREETING,
             sessions,
             next: 0,
-            starting: 0,
             admitted,
             admissions,
             accept_again: None,
             look: None,
             kicks: KickBudgets::default(),
             unmute: None,
-            told_full: None,
             told_short: None,
-            told_silent: None,
         });
         Ok(Self {
             manager,
@@ -132,14 +131,13 @@ struct Control {
     listener: UnixListener,
     wake: EventFd,
     host: Arc<Host>,
-    bounds: Bounds,
-    own_uid: u32,
+    /// Time for a first frame.
+    greeting: Duration,
     /// By number. The event data of a socket is FIRST_SESSION + 2 x number, that of its kick one
     /// more.
     sessions: BTreeMap<u32, Session>,
     next: u32,
-    /// VMs that are being admitted, and the channel of their threads' results.
-    starting: usize,
+    /// Results of the threads that admit VMs.
     admitted: Sender<Admission>,
     admissions: Receiver<Admission>,
     /// When the listener is watched again, if it is not now.
@@ -150,11 +148,8 @@ struct Control {
     kicks: KickBudgets,
     /// When the first muted kick is watched again.
     unmute: Option<Instant>,
-    /// Latest log lines: no place for a connection, no descriptor from the kernel, a silent
-    /// connection.
-    told_full: Option<Instant>,
+    /// Latest log line about descriptors that the kernel did not give.
     told_short: Option<Instant>,
-    told_silent: Option<Instant>,
 }
 
 impl MutEventSubscriber for Control {
@@ -175,7 +170,6 @@ impl MutEventSubscriber for Control {
             WAKE => {
                 let _ = self.wake.read();
                 while let Ok((number, admission)) = self.admissions.try_recv() {
-                    self.starting -= 1;
                     self.admitted(number, admission, ops);
                 }
                 self.tick(ops);
@@ -222,14 +216,10 @@ impl Control {
         let unheard = self.sessions.iter().filter(|(_, one)| one.role.is_none());
         let (silent, waiting): (Vec<_>, Vec<_>) = unheard
             .map(|(number, one)| (*number, now.saturating_duration_since(one.since)))
-            .partition(|(_, passed)| *passed >= self.bounds.greeting);
-        self.look = (!waiting.is_empty()).then(|| now + LOOK_EVERY.min(self.bounds.greeting));
-        for (number, _) in &silent {
-            self.end(*number, ops, Some(&SessionError::Silent));
-        }
-        if !silent.is_empty() && is_time(&mut self.told_silent, now) {
-            let count = silent.len();
-            log::warn!("{count} connections were ended: {}", SessionError::Silent);
+            .partition(|(_, passed)| *passed >= self.greeting);
+        self.look = (!waiting.is_empty()).then(|| now + LOOK_EVERY.min(self.greeting));
+        for (number, _) in silent {
+            self.end(number, ops, Some(&SessionError::Silent));
         }
     }
 
@@ -264,14 +254,19 @@ impl Control {
             let Ok(uid) = peer_uid(&stream) else {
                 continue;
             };
-            let others = self.sessions.values().map(|session| session.uid);
-            if !self.bounds.place(uid, self.own_uid, others) {
-                if is_time(&mut self.told_full, now) {
-                    let count = self.sessions.len();
-                    log::warn!("User {uid} finds no place beside {count} connections");
+            let holder = Holder {
+                account: of_user(uid).into(),
+                tenant: None,
+                trusted: is_trusted(uid),
+            };
+            let taken = self.host.limits().take(Resource::Connections, &holder, 1);
+            let place = match taken {
+                Ok(place) => place,
+                Err(error) => {
+                    self.log(&holder, Level::Warn, format_args!("Connection: {error}"));
+                    continue; // closed by being dropped
                 }
-                continue; // closed by being dropped
-            }
+            };
             let number = self.next;
             // Numbers stay below 2^30, so that the event data does not overflow. By then old ones
             // have ended.
@@ -283,11 +278,12 @@ impl Control {
             {
                 continue;
             }
-            self.look
-                .get_or_insert(now + LOOK_EVERY.min(self.bounds.greeting));
+            self.look.get_or_insert(now + LOOK_EVERY.min(self.greeting));
             let session = Session {
                 stream,
                 uid,
+                holder,
+                _place: place,
                 since: now,
                 reader: FrameReader::new(),
                 role: None,
@@ -316,17 +312,29 @@ impl Control {
         }
     }
 
+    /// Logs a line that a client causes, if its account has not used up this minute's.
+    fn log(&self, holder: &Holder, level: Level, line: fmt::Arguments<'_>) {
+        let limits = self.host.limits();
+        if limits.permits(Resource::LogLines, holder, Instant::now()) {
+            log::log!(level, "{line}");
+        }
+    }
+
     fn end(&mut self, number: u32, ops: &mut EventOps, error: Option<&SessionError>) {
         let Some(session) = self.sessions.remove(&number) else {
             return;
         };
-        // One line per connection, however it ends. The connections that the host accepts bound
-        // them.
+        let log = |level, line| self.log(&session.holder, level, line);
         match (session.role.as_ref().and_then(Role::tenant), error) {
-            (Some(tenant), Some(error)) => log::warn!("{tenant} is ended: {error}"),
-            (Some(tenant), None) => log::info!("{tenant} has left"),
-            (None, Some(SessionError::Silent) | None) => {}
-            (None, Some(error)) => log::warn!("A VMM or launcher was refused: {error}"),
+            (Some(tenant), Some(error)) => {
+                log(Level::Warn, format_args!("{tenant} is ended: {error}"));
+            }
+            (Some(tenant), None) => log(Level::Info, format_args!("{tenant} has left")),
+            (None, None) => {}
+            (None, Some(error)) => {
+                let line = format_args!("A VMM or launcher was refused: {error}");
+                log(Level::Warn, line);
+            }
         }
         if let (None, Some(error)) = (&session.role, error) {
             tell(&session.stream, error);

@@ -15,7 +15,7 @@ pub(crate) mod snapshot;
 pub(crate) mod timings;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use turnstile_accounting::ledger::TenantTotals;
@@ -33,6 +33,7 @@ use self::settings::Settings;
 use self::timings::Timings;
 use super::error::HostError;
 use super::journal::{Changed, Journal};
+use super::limits::{Limits, rows};
 use super::registry::Registry;
 use super::untracked::Told;
 use crate::tenant::requests::{Account, Effect};
@@ -115,6 +116,10 @@ pub struct Host {
     default_weight: AtomicU32,
     state: Mutex<State>,
     journal: Arc<Journal>,
+    /// The accounting thread sleeps for longer than a period, as no tenant has work.
+    idle: AtomicBool,
+    /// Counts what tenants, accounts and clients hold. Its lock is an innermost one.
+    pub(super) limits: Arc<Limits>,
 }
 
 impl Host {
@@ -146,9 +151,11 @@ impl Host {
         Ok(Self {
             gpu,
             default_weight: config.weight.get().into(),
+            limits: Limits::new(rows(config.tenants_max as u64)),
             config,
             boot: Uuid::new_v4(),
             state: Mutex::new(state),
+            idle: AtomicBool::new(false),
             journal: Arc::default(),
         })
     }
@@ -161,6 +168,11 @@ impl Host {
     /// What happened lately.
     pub const fn journal(&self) -> &Arc<Journal> {
         &self.journal
+    }
+
+    /// What tenants, accounts and clients hold.
+    pub const fn limits(&self) -> &Arc<Limits> {
+        &self.limits
     }
 
     /// Name of the policy.
@@ -186,6 +198,18 @@ impl Host {
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         // A panic under the lock leaves at worst one tenant's numbers wrong; the others must go on.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A tenant may have work: ends a long sleep of the accounting thread.
+    pub(super) fn end_idle(&self) {
+        if self.idle.swap(false, Ordering::AcqRel) {
+            self.gpu.wake();
+        }
+    }
+
+    /// Whether the accounting thread may sleep for long, as [`Self::begins_idle`] found.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.idle.load(Ordering::Acquire)
     }
 
     /// A tenant is gone.
@@ -217,7 +241,7 @@ impl Host {
             .tenants
             .get_mut(&tenant)
             .and_then(Tenant::vm)
-            .is_none_or(|(vm, _)| vm.mailbox.post(letter))
+            .is_none_or(|(vm, _)| vm.mailbox.post(&self.limits, letter))
     }
 
     /// What a VM may read of its account.
@@ -250,6 +274,7 @@ impl Host {
                     vmm.send_move(made);
                 }
                 self.gpu.set_unwatched(tenant, vm.gates.any_open());
+                self.end_idle();
             }
             Effect::Closed(channel) => {
                 vm.gates.remove(channel);
@@ -291,6 +316,7 @@ impl Host {
         if let Some(order) = state.mediation.woke(tenant, now) {
             state.carry_out(&*self.gpu, &[order]);
         }
+        self.end_idle();
     }
 
     /// Begins to make what is charged durable.

@@ -38,6 +38,7 @@ pub mod histogram;
 mod host;
 mod journal;
 mod kicks;
+pub mod limits;
 pub mod memory;
 mod programs;
 mod registry;
@@ -153,7 +154,6 @@ impl Daemon {
     ) -> Result<Self, DaemonError> {
         // Only its owner and its group may use it.
         let listener = listen(&config.socket, 0o660)?;
-        let tenants_max = config.host.tenants_max;
         let host = Arc::new(Host::new(gpu, config.host)?);
         host.restore_settings(config.settings);
         host.begin_accounts(config.accounts)
@@ -164,9 +164,8 @@ impl Daemon {
         let stop = Arc::new(AtomicBool::new(false));
         let wake = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(DaemonError::Start)?;
         let control_wake = wake.try_clone().map_err(DaemonError::Start)?;
-        let bounds = control::Bounds::of(tenants_max);
         let control_loop =
-            control::ControlLoop::new(listener, control_wake, host.clone(), stop.clone(), bounds)
+            control::ControlLoop::new(listener, control_wake, host.clone(), stop.clone())
                 .map_err(DaemonError::Events)?;
         let mut daemon = Self {
             host,

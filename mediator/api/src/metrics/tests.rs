@@ -11,6 +11,7 @@ use turnstile_accounting::{AccountId, EngineId, Moment, Nanos, TenantId};
 use super::tenants::ROWS;
 use super::*;
 use turnstile_daemon::histogram::Histogram;
+use turnstile_daemon::limits::{Holder, Limits, LimitsSnapshot, Resource, rows};
 use turnstile_daemon::{AccountSnapshot, MemorySnapshot, TenantKind, TenantSnapshot};
 use turnstile_mediation::Tally;
 
@@ -21,6 +22,18 @@ fn identity() -> Identity {
         model: "Software \"GPU\"".into(),
         policy: "dfq".into(),
     }
+}
+
+/// What an account holds.
+fn limits() -> LimitsSnapshot {
+    let limits = Limits::new(rows(256));
+    let holder = Holder {
+        account: "gold".into(),
+        tenant: Some(TenantId(1)),
+        trusted: false,
+    };
+    let _held = limits.take(Resource::Objects, &holder, 3).unwrap();
+    limits.snapshot()
 }
 
 /// A GPU with two tenants.
@@ -87,6 +100,7 @@ pub(crate) fn host() -> HostSnapshot {
         ],
         conservation_error_ns: 0,
         untracked: Vec::new(),
+        limits: limits(),
         ledger_errors: 0,
         switches: Histogram::default(),
     }

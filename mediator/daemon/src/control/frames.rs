@@ -19,6 +19,7 @@ use crate::error::{HostError, chain};
 use crate::host::dma::Change;
 use crate::host::mailbox::Letter;
 use crate::kicks::Kick;
+use crate::limits::Resource;
 
 /// Frames taken from one connection before the others have their turn.
 const FRAMES_PER_TURN: usize = 32;
@@ -159,13 +160,12 @@ impl Control {
         fds: Vec<OwnedFd>,
         ops: &mut EventOps,
     ) -> Result<(), SessionError> {
-        if self.starting >= self.bounds.starting {
-            return Err(SessionError::TooManyStarting(self.bounds.starting));
-        }
         // PANIC: none; `hear` holds the session
         let Some(session) = self.sessions.get_mut(&number) else {
             return Ok(());
         };
+        let limits = self.host.limits();
+        let place = limits.take(Resource::Admissions, &session.holder, 1)?;
         let stream = session.stream.try_clone().map_err(WireError::Socket)?;
         let wake = self.wake.try_clone().map_err(WireError::Socket)?;
         let (host, admitted, uid) = (self.host.clone(), self.admitted.clone(), session.uid);
@@ -173,13 +173,13 @@ impl Control {
             .name("turnstile-admit".into())
             .spawn(move || {
                 let admission = host.admit(hello, fds, stream, uid);
+                drop(place);
                 // The loop is gone only with the daemon.
                 if admitted.send((number, admission)).is_ok() {
                     let _ = wake.write(1);
                 }
             })
             .map_err(WireError::Socket)?;
-        self.starting += 1;
         session.role = Some(Role::Starting);
         let _ = ops.remove(Events::empty_raw(session.stream.as_raw_fd()));
         Ok(())

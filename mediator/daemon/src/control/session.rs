@@ -12,12 +12,17 @@ use turnstile_vmm::wire::{FrameReader, FrameWriter, ToVmm, WireError};
 
 use crate::error::chain;
 use crate::kicks::Kick;
+use crate::limits::{Held, Holder, LimitError};
 
 /// One connection.
 pub(super) struct Session {
     pub(super) stream: UnixStream,
     /// User id of the peer.
     pub(super) uid: u32,
+    /// The account of that user, for which the connection and its log lines count.
+    pub(super) holder: Holder,
+    /// Its place.
+    pub(super) _place: Held,
     /// When it was accepted.
     pub(super) since: Instant,
     pub(super) reader: FrameReader,
@@ -64,8 +69,8 @@ pub(super) enum SessionError {
     MailboxBusy,
     #[error("the VMM changed the VM's memory before the last change was answered")]
     MemoryBusy,
-    #[error("{0} VMs are being taken in already; try again in a second")]
-    TooManyStarting(usize),
+    #[error("{0}; try again in a second")]
+    Starting(#[from] LimitError),
     #[error("it did not identify itself in time")]
     Silent,
     /// The kernel drops descriptors that exceed a limit, and reports only that some are missing.

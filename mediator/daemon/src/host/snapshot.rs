@@ -13,6 +13,7 @@ use super::accounts::AccountSnapshot;
 use super::peer::Kind;
 use super::{Host, split};
 use crate::histogram::Histogram;
+use crate::limits::LimitsSnapshot;
 use crate::tenant::gates::GateBook;
 use turnstile_gpu::Untracked;
 use turnstile_mediation::Tally;
@@ -129,6 +130,8 @@ pub struct HostSnapshot {
     pub conservation_error_ns: i128,
     /// Processes that use the GPU and belong to no tenant.
     pub untracked: Vec<Untracked>,
+    /// What all hold of the daemon's resources.
+    pub limits: LimitsSnapshot,
     /// Usages that the ledger refused.
     pub ledger_errors: u64,
     /// Lengths of the compute engine's switches.
@@ -206,6 +209,7 @@ impl Host {
             engines: total.engines,
             conservation_error_ns,
             untracked: self.gpu.untracked(),
+            limits: self.limits.snapshot(),
             ledger_errors: state.ledger_errors,
             switches: state.timings.switches(),
         }
