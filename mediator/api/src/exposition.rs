@@ -33,7 +33,7 @@ pub(super) async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
             .as_ref()
             .map_or_else(Default::default, |prices| prices.sub_accounts()),
     };
-    let ledger = shared.host.ledger_health();
+    let ledger = shared.snapshots.get().ledger;
     let mut all = families(&identity, &host, ledger.as_ref(), &names);
     if let Some(measured) = &shared.measured {
         all.extend(measured.families());

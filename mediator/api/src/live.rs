@@ -79,7 +79,8 @@ impl Live {
 
 impl Shared {
     fn sample(&self) -> Sample {
-        Sample::new(&self.snapshots.get(), self.host.ledger_health())
+        let snapshot = self.snapshots.get();
+        Sample::new(&snapshot, snapshot.ledger)
     }
 }
 

@@ -244,9 +244,10 @@ impl Shared {
     /// All tenants by name: those that are connected, and those of which something is set.
     pub(super) fn vms(&self) -> BTreeMap<String, Vm> {
         let (host, snapshot) = (&self.host, self.snapshots.get());
-        let (settings, default) = (host.settings(), host.default_weight());
+        let (settings, default) = (&snapshot.settings, host.default_weight());
         let named = |(name, settings): (&String, &Settings)| {
-            let vm = absent(name, settings, default, host.owner(name));
+            let owner = snapshot.owners.get(name).cloned();
+            let vm = absent(name, settings, default, owner);
             (name.clone(), vm)
         };
         let mut vms: BTreeMap<String, Vm> = settings.iter().map(named).collect();

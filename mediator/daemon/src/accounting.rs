@@ -66,6 +66,8 @@ const IDLE_PERIOD: Nanos = Nanos::from_ms(5);
 const IDLE_PERIOD_MAX: Nanos = Nanos::from_ms(320);
 /// Time between two decisions while there is no tenant.
 const EMPTY_PERIOD: Nanos = Nanos::from_ms(20);
+/// Interval of attempts to take a silent GPU back, during which its readers see it as silent.
+const RETAKE_INTERVAL: Duration = Duration::from_secs(1);
 /// Poll interval of a GPU that divides its engine by itself, without tenants. The busy counter
 /// wraps in 3.98 s.
 const EMPTY_LOOK: Nanos = Nanos::from_ms(100);
@@ -185,6 +187,31 @@ impl Accounting<'_> {
         }
     }
 
+    /// The end of a period that began at `from` and for which `to` was read: `to`, if the GPU
+    /// answers. Otherwise waits until the GPU was taken back: the time from `from` on is a gap,
+    /// and the next period begins at the moment that is returned as an error.
+    fn known(&mut self, from: Moment, to: Moment) -> Result<Moment, Moment> {
+        let Some(reason) = self.host.gpu().silence() else {
+            return Ok(to);
+        };
+        self.host.silent(from, &reason);
+        while !self.stopped() {
+            self.periods.fetch_add(1, Ordering::Relaxed);
+            thread::park_timeout(RETAKE_INTERVAL);
+            match self.host.retake() {
+                Ok(()) => break,
+                Err(error) => log::debug!("GPU: {error}"),
+            }
+        }
+        self.events.clear();
+        self.demand.clear();
+        self.seen.hole();
+        for engine in engines(&**self.host.gpu()) {
+            self.truth.restart(engine);
+        }
+        Err(self.now().max(to))
+    }
+
     /// Time between two decisions, if the policy does not set it.
     fn period(&self) -> Nanos {
         match self.host.is_empty() {
@@ -200,6 +227,10 @@ impl Accounting<'_> {
             self.sleep(from);
             // The end is read first: all that is logged after this read is later.
             let to = self.now().max(from);
+            if let Err(next) = self.known(from, to) {
+                from = next;
+                continue;
+            }
             self.read_log();
             let usage = self.truth.close(window(from, to));
             from = to;
@@ -218,6 +249,10 @@ impl Accounting<'_> {
             self.wait(from + period);
             // The end is read first: all that is logged after this read is later.
             let to = self.now().max(from);
+            if let Err(next) = self.known(from, to) {
+                from = next;
+                continue;
+            }
             self.read_log();
             let usage = self.truth.close(window(from, to));
             from = to;
@@ -243,6 +278,9 @@ impl Accounting<'_> {
                 if moves {
                     self.host.memory_tick();
                 }
+                continue;
+            }
+            if self.known(look.at, look.at).is_err() {
                 continue;
             }
             self.host.gpu().read_look(&mut look);
@@ -342,6 +380,11 @@ impl Accounting<'_> {
             }
             look = self.look_at_end();
             meter.sampled(unobserved.finished_in_phase(&look), gap);
+            if let Err(next) = self.known(from, end) {
+                (meter, from) = (PolledMeter::new(engines(&*gpu)), next);
+                look = self.look_at_end();
+                continue;
+            }
             let observed = meter.close(window(begin, end));
             let estimated = unobserved.charge(window(from, begin), &observed, &look);
             if adaptive {

@@ -11,12 +11,13 @@ pub(crate) mod peer;
 mod periods;
 pub(crate) mod recorder;
 pub(crate) mod settings;
+mod silence;
 pub(crate) mod snapshot;
 pub(crate) mod timings;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use turnstile_accounting::ledger::TenantTotals;
 use turnstile_accounting::{AccountId, EngineId, Ledger, Moment, Nanos, TenantId};
@@ -116,6 +117,8 @@ pub struct Host {
     default_weight: AtomicU32,
     state: Mutex<State>,
     journal: Arc<Journal>,
+    /// Why nothing is known of the GPU, if so. An innermost lock.
+    silence: Mutex<Option<String>>,
     /// The accounting thread sleeps for longer than a period, as no tenant has work.
     idle: AtomicBool,
     /// Counts what tenants, accounts and clients hold. Its lock is an innermost one.
@@ -156,6 +159,7 @@ impl Host {
             boot: Uuid::new_v4(),
             state: Mutex::new(state),
             idle: AtomicBool::new(false),
+            silence: Mutex::default(),
             journal: Arc::default(),
         })
     }
@@ -168,6 +172,14 @@ impl Host {
     /// What happened lately.
     pub const fn journal(&self) -> &Arc<Journal> {
         &self.journal
+    }
+
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
+        match self.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     /// What tenants, accounts and clients hold.
@@ -328,7 +340,10 @@ impl Host {
     /// Writes the last window; false if the ledger lacks something of this run. No period may end
     /// after this.
     pub(super) fn close_ledger(&self) -> bool {
-        let recorder = self.lock().recorder.take();
+        let mut recorder = self.lock().recorder.take();
+        if let Some(recorder) = recorder.as_mut().filter(|_| self.silence().is_some()) {
+            recorder.ends_silent(self.gpu.now());
+        }
         recorder.is_none_or(Recorder::close)
     }
 

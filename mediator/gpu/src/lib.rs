@@ -382,6 +382,20 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// A process of a program is gone, with all that it had.
     fn program_exited(&self, _tenant: TenantId, _pid: u32) {}
 
+    /// Why no source of engine state is readable now; none while all are. Called at the end of each
+    /// period: what is after the last call that returned none is not known.
+    fn silence(&self) -> Option<String> {
+        None
+    }
+
+    /// Takes a silent GPU back. Its contexts are gone then, and its clock goes on.
+    ///
+    /// # Errors
+    /// Why it does not answer yet.
+    fn retake(&self) -> Result<(), String> {
+        Err("this GPU cannot be taken back while the daemon runs".into())
+    }
+
     /// Faults of the tenant's channels so far, by kind; empty where they are not counted.
     fn faults(&self, _tenant: TenantId) -> BTreeMap<ErrorCode, u64> {
         BTreeMap::new()

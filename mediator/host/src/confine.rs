@@ -333,7 +333,10 @@ impl Role {
                 PEERS,
                 BEGINNING,
             ],
-            Self::Accounting if !software => &[EVERY, SOCKETS, SHARED_MEMORY, FILES, DEVICE],
+            // It connects again to a device that failed.
+            Self::Accounting if !software => {
+                &[EVERY, SOCKETS, SHARED_MEMORY, FILES, CONNECTIONS, DEVICE]
+            }
             Self::Engine => &[EVERY, SHARED_MEMORY],
             Self::Accounting => &[EVERY, SOCKETS, SHARED_MEMORY],
             Self::Control => &[EVERY, THREADS, SOCKETS, SHARED_MEMORY, FILES, PEERS],

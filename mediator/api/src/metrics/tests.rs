@@ -101,6 +101,10 @@ pub(crate) fn host() -> HostSnapshot {
         conservation_error_ns: 0,
         untracked: Vec::new(),
         limits: limits(),
+        settings: BTreeMap::new(),
+        owners: BTreeMap::new(),
+        ledger: None,
+        ledger_reason: None,
         ledger_errors: 0,
         switches: Histogram::default(),
     }

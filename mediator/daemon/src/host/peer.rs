@@ -95,7 +95,7 @@ impl Peer {
     }
 
     /// The control loop then sees the end of the connection, and takes the tenant down.
-    fn give_up(&self) {
+    pub(crate) fn give_up(&self) {
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
     }
 

@@ -1,6 +1,8 @@
 //! The daemon's state as it is published.
 
 use std::collections::BTreeMap;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use turnstile_abi::ErrorCode;
@@ -11,12 +13,17 @@ use turnstile_policies::{Cap, Weight};
 
 use super::accounts::AccountSnapshot;
 use super::peer::Kind;
-use super::{Host, split};
+use super::recorder::{LedgerHealth, Recorder};
+use super::settings::Settings;
+use super::{Host, State, split};
 use crate::histogram::Histogram;
 use crate::limits::LimitsSnapshot;
 use crate::tenant::gates::GateBook;
 use turnstile_gpu::Untracked;
 use turnstile_mediation::Tally;
+
+/// Interval of attempts to lock the state.
+const LOCK_INTERVAL: Duration = Duration::from_micros(200);
 
 /// What a tenant is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -130,6 +137,18 @@ pub struct HostSnapshot {
     pub conservation_error_ns: i128,
     /// Processes that use the GPU and belong to no tenant.
     pub untracked: Vec<Untracked>,
+    /// What was set, by tenant's name.
+    #[serde(skip)]
+    pub settings: BTreeMap<String, Settings>,
+    /// Accounts of these names.
+    #[serde(skip)]
+    pub owners: BTreeMap<String, String>,
+    /// The durable ledger, if there is one.
+    #[serde(skip)]
+    pub ledger: Option<LedgerHealth>,
+    /// Why it is not written, if so.
+    #[serde(skip)]
+    pub ledger_reason: Option<String>,
     /// What all hold of the daemon's resources.
     pub limits: LimitsSnapshot,
     /// Usages that the ledger refused.
@@ -142,7 +161,24 @@ pub struct HostSnapshot {
 impl Host {
     /// Tenants, totals, conservation.
     pub fn snapshot(&self) -> HostSnapshot {
-        let state = self.lock();
+        self.copy(&self.lock())
+    }
+
+    /// The same, unless the state cannot be had in `patience`.
+    pub fn try_snapshot(&self, patience: Duration) -> Option<HostSnapshot> {
+        let begin = Instant::now();
+        loop {
+            if let Some(state) = self.try_lock() {
+                return Some(self.copy(&state));
+            }
+            if begin.elapsed() >= patience {
+                return None;
+            }
+            thread::sleep(LOCK_INTERVAL);
+        }
+    }
+
+    fn copy(&self, state: &State) -> HostSnapshot {
         let charged = state.mediation.ledger();
         let truth = state.truth.as_ref().unwrap_or(charged);
         let total = truth.snapshot();
@@ -210,6 +246,16 @@ impl Host {
             conservation_error_ns,
             untracked: self.gpu.untracked(),
             limits: self.limits.snapshot(),
+            owners: state
+                .settings
+                .keys()
+                .filter_map(|name| {
+                    Some((name.clone(), state.accounts.book.owner(name)?.to_string()))
+                })
+                .collect(),
+            settings: state.settings.clone(),
+            ledger: state.recorder.as_ref().map(Recorder::health),
+            ledger_reason: state.recorder.as_ref().and_then(Recorder::reason),
             ledger_errors: state.ledger_errors,
             switches: state.timings.switches(),
         }
