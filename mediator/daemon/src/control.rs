@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixListener;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -19,8 +19,9 @@ use event_manager::{
     EventManager, EventOps, Events, MutEventSubscriber, SubscriberId, SubscriberOps,
 };
 use log::Level;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use turnstile_accounting::{AccountId, TenantId};
-use turnstile_vmm::wire::{FrameReader, peer_uid};
+use turnstile_vmm::wire::{FrameReader, peer_pid, peer_uid};
 use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -44,6 +45,22 @@ const TELL_EVERY: Duration = Duration::from_secs(60);
 const LISTENER: u32 = 0;
 const WAKE: u32 = 1;
 const FIRST_SESSION: u32 = 2;
+
+/// What a connection is watched for.
+#[derive(Clone, Copy)]
+enum Source {
+    Socket,
+    Kick,
+    Owner,
+}
+
+/// Sources of each connection.
+const SOURCES: u32 = 3;
+
+/// The event data of a connection's source.
+const fn data_of(number: u32, source: Source) -> u32 {
+    FIRST_SESSION + SOURCES * number + source as u32
+}
 
 /// The loop, ready to run.
 pub(super) struct ControlLoop {
@@ -133,8 +150,7 @@ struct Control {
     host: Arc<Host>,
     /// Time for a first frame.
     greeting: Duration,
-    /// By number. The event data of a socket is FIRST_SESSION + 2 x number, that of its kick one
-    /// more.
+    /// By number.
     sessions: BTreeMap<u32, Session>,
     next: u32,
     /// Results of the threads that admit VMs.
@@ -175,11 +191,12 @@ impl MutEventSubscriber for Control {
                 self.tick(ops);
             }
             data => {
-                let number = (data - FIRST_SESSION) / 2;
-                if (data - FIRST_SESSION).is_multiple_of(2) {
-                    self.hear(number, ops);
-                } else {
-                    self.kicked(number, ops);
+                let number = (data - FIRST_SESSION) / SOURCES;
+                match data - data_of(number, Source::Socket) {
+                    0 => self.hear(number, ops),
+                    1 => self.kicked(number, ops),
+                    // Its process has ended.
+                    _ => self.end(number, ops, None),
                 }
             }
         }
@@ -271,7 +288,8 @@ impl Control {
             // Numbers stay below 2^30, so that the event data does not overflow. By then old ones
             // have ended.
             self.next = (self.next + 1) % (1 << 30);
-            let watched = Events::with_data(&stream, FIRST_SESSION + 2 * number, EventSet::IN);
+            let data = data_of(number, Source::Socket);
+            let watched = Events::with_data(&stream, data, EventSet::IN);
             if stream.set_nonblocking(true).is_err()
                 || self.sessions.contains_key(&number)
                 || ops.add(watched).is_err()
@@ -279,15 +297,21 @@ impl Control {
                 continue;
             }
             self.look.get_or_insert(now + LOOK_EVERY.min(self.greeting));
-            let session = Session {
+            let owner = peer_pidfd(&stream);
+            let mut session = Session {
                 stream,
                 uid,
                 holder,
                 _place: place,
                 since: now,
                 reader: FrameReader::new(),
+                owner: None,
                 role: None,
             };
+            // Where the process cannot be seen, the tenant ends with its socket.
+            if let Some(owner) = owner {
+                let _ = session.own(number, owner, ops);
+            }
             self.sessions.insert(number, session);
         }
     }
@@ -340,6 +364,9 @@ impl Control {
             tell(&session.stream, error);
         }
         let _ = ops.remove(Events::empty_raw(session.stream.as_raw_fd()));
+        if let Some(owner) = &session.owner {
+            let _ = ops.remove(Events::empty_raw(owner.as_raw_fd()));
+        }
         let Some(role) = session.role else { return };
         if let Role::Vm { kick, .. } = &role {
             kick.forget(ops);
@@ -348,6 +375,25 @@ impl Control {
             self.host.leave(tenant);
         }
     }
+}
+
+impl Session {
+    /// The tenant ends with this process from now on.
+    fn own(&mut self, number: u32, pidfd: OwnedFd, ops: &mut EventOps) -> io::Result<()> {
+        let data = data_of(number, Source::Owner);
+        let watched = ops.add(Events::with_data(&pidfd, data, EventSet::IN));
+        watched.map_err(|error| io::Error::other(error.to_string()))?;
+        if let Some(before) = self.owner.replace(pidfd) {
+            let _ = ops.remove(Events::empty_raw(before.as_raw_fd()));
+        }
+        Ok(())
+    }
+}
+
+/// The process at the other end of a socket.
+fn peer_pidfd(stream: &UnixStream) -> Option<OwnedFd> {
+    let pid = i32::try_from(peer_pid(stream).ok()?).ok()?;
+    pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()
 }
 
 /// Whether the log interval has passed; if so, it starts again.

@@ -118,3 +118,29 @@ fn connection_beyond_the_session_limit_is_closed() {
     let mut third = bench.connect();
     assert_eq!(third.read(&mut [0]).unwrap(), 0);
 }
+
+#[test]
+fn connection_ends_with_its_owner_though_its_socket_is_open() {
+    let bench = Bench::new(|_| {}, GREETING);
+    let mut stream = bench.connect();
+    let mut owner = std::process::Command::new("sleep")
+        .arg("60")
+        .spawn()
+        .unwrap();
+    let pid = Pid::from_child(&owner);
+    let mut writer = FrameWriter::new();
+    let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+    writer.push(&ToDaemon::Owner {}, vec![pidfd]).unwrap();
+    writer.flush(&stream).unwrap();
+    // No answer while the owner lives.
+    stream
+        .set_read_timeout(Some(Duration::from_millis(200)))
+        .unwrap();
+    assert!(stream.read(&mut [0]).is_err());
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let begin = Instant::now();
+    owner.kill().unwrap();
+    assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+    assert!(begin.elapsed() < GREETING);
+    owner.wait().unwrap();
+}

@@ -3,6 +3,7 @@
 //! period. Nothing under it waits for a VM.
 
 pub(crate) mod accounts;
+mod departed;
 pub(crate) mod dma;
 pub(crate) mod mailbox;
 pub(crate) mod memory;
@@ -97,6 +98,8 @@ pub(super) struct State {
     told: Told,
     /// Tenants that left, but may still have work on the engines: settled after [`SETTLE_AFTER`].
     pub(super) leaving: Vec<Leaving>,
+    /// Tenants that left lately, as readers see them.
+    departed: departed::Departed,
     pub(super) next: u32,
     /// Names of VMs that are being admitted.
     pub(super) starting: BTreeMap<String, TenantId>,
@@ -145,6 +148,7 @@ impl Host {
             registry: Registry::default(),
             told: Told::default(),
             leaving: Vec::new(),
+            departed: departed::Departed::default(),
             next: 1,
             starting: BTreeMap::new(),
             ledger_errors: 0,
@@ -227,7 +231,10 @@ impl Host {
     /// A tenant is gone.
     pub(super) fn leave(&self, tenant: TenantId) {
         let mut state = self.lock();
-        if let Some(gone) = state.tenants.remove(&tenant) {
+        let last = state.tenants.get(&tenant);
+        let last = last.map(|entry| self.tenant_snapshot(&state, self.gpu.now(), (tenant, entry)));
+        if let (Some(gone), Some(last)) = (state.tenants.remove(&tenant), last) {
+            state.departed.add(self.gpu.now(), last);
             self.journal.add("vm_left", &gone.name, None);
             let _ = state.mediation.remove(tenant, self.gpu.now());
             if let Some(memory) = &mut state.memory {

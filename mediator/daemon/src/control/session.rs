@@ -4,6 +4,7 @@
 //! control loop owns the connections and calls this.
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
@@ -26,6 +27,8 @@ pub(super) struct Session {
     /// When it was accepted.
     pub(super) since: Instant,
     pub(super) reader: FrameReader,
+    /// The process with which the tenant ends (a pidfd), if it can be seen.
+    pub(super) owner: Option<OwnedFd>,
     /// What it is, once its first frame was accepted.
     pub(super) role: Option<Role>,
 }
@@ -71,6 +74,8 @@ pub(super) enum SessionError {
     MemoryBusy,
     #[error("{0}; try again in a second")]
     Starting(#[from] LimitError),
+    #[error("the descriptor of its owner is no process that this daemon can see")]
+    NoOwner,
     #[error("it did not identify itself in time")]
     Silent,
     /// The kernel drops descriptors that exceed a limit, and reports only that some are missing.

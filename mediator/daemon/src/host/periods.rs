@@ -255,6 +255,7 @@ impl Host {
             tenant.peer.flush();
         }
         state.told.look(end, || self.gpu.untracked());
+        state.departed.expire(end);
         let due = |gone: &mut Leaving| end.since(gone.left) >= SETTLE_AFTER;
         let settled: Vec<Leaving> = state.leaving.extract_if(.., due).collect();
         for Leaving {
