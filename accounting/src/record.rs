@@ -159,6 +159,8 @@ pub enum GapCause {
     Down,
     /// It was running and did not account.
     Missed,
+    /// The GPU did not answer: no source of engine state was readable.
+    Silent,
     /// More tenants were present than a window may hold, while the disk accepted no entries.
     Overflow,
 }
@@ -231,13 +233,14 @@ impl GapCause {
         match self {
             Self::Down => "down",
             Self::Missed => "missed",
+            Self::Silent => "silent",
             Self::Overflow => "overflow",
         }
     }
 
     /// The cause of this name.
     pub fn parse(name: &str) -> Option<Self> {
-        [Self::Down, Self::Missed, Self::Overflow]
+        [Self::Down, Self::Missed, Self::Silent, Self::Overflow]
             .into_iter()
             .find(|cause| cause.as_str() == name)
     }

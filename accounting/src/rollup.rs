@@ -227,7 +227,11 @@ impl Rollup {
         let (from, to) = (usage.window.from(), usage.window.to());
         let missed = self.to.map_or(Nanos::ZERO, |reached| from.since(reached));
         if missed >= self.config.window_ns && self.ready.len() < READY_MAX {
-            self.missed(missed, UnixNanos(end.0.saturating_sub(to.since(from).0)));
+            self.gap(
+                GapCause::Missed,
+                missed,
+                UnixNanos(end.0.saturating_sub(to.since(from).0)),
+            );
         }
         if self.open.is_none() {
             self.begin(from, UnixNanos(end.0.saturating_sub(to.since(from).0)));
@@ -324,19 +328,25 @@ impl Rollup {
         });
     }
 
+    /// Nothing is known from the last period on until `to`, which is `label` on the calendar: the
+    /// GPU was silent. Adds a gap, unless it would be shorter than a window and more may follow.
+    pub fn silent(&mut self, to: Moment, label: UnixNanos, ends: bool) {
+        let Some(reached) = self.to else { return };
+        let length = to.since(reached);
+        let whole = ends || length >= self.config.window_ns;
+        if whole && length > Nanos::ZERO && self.ready.len() < READY_MAX {
+            self.gap(GapCause::Silent, length, label);
+        }
+    }
+
     /// Closes the open window and adds a gap of `length` that ends at `label`.
-    fn missed(&mut self, length: Nanos, label: UnixNanos) {
+    fn gap(&mut self, cause: GapCause, length: Nanos, label: UnixNanos) {
         self.close();
         let (Some(end), Some(to)) = (self.end, self.to) else {
             return;
         };
         let stretch = self.stretch(end, label.max(end), to, length);
-        self.seal(
-            stretch,
-            Body::Gap {
-                cause: GapCause::Missed,
-            },
-        );
+        self.seal(stretch, Body::Gap { cause });
         self.to = Some(to + length);
     }
 

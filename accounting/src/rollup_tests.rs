@@ -434,3 +434,39 @@ proptest! {
         prop_assert_eq!(bytes, copied);
     }
 }
+
+/// A silent GPU is no use of any tenant, whatever window it falls in.
+#[test]
+fn silent_time_is_a_gap_with_its_cause_and_no_tenant_is_charged() {
+    let mut rollup = Rollup::new(config(1), None).unwrap();
+    let mut metered = EVENTS.metered();
+    let mut entries = Vec::new();
+    run(&mut rollup, &mut metered, 0..150, &mut entries);
+    let at = |period: u64| Moment(period * EVENTS.period_ns.0);
+    // Less than a window: more may follow.
+    rollup.silent(at(200), label(199), false);
+    rollup.take(&mut entries);
+    let gaps = |entries: &[Entry]| {
+        let gaps = entries
+            .iter()
+            .filter(|entry| matches!(entry.body, Body::Gap { .. }));
+        gaps.map(|gap| gap.stretch.length_ns).collect::<Vec<_>>()
+    };
+    assert!(gaps(&entries).is_empty());
+    rollup.silent(at(300), label(299), false);
+    rollup.silent(at(310), label(309), true);
+    rollup.finish(&mut entries);
+    let cause = GapCause::Silent;
+    let silent = entries
+        .iter()
+        .filter(|entry| entry.body == Body::Gap { cause });
+    assert_eq!(silent.count(), 2);
+    let lengths = [Nanos::from_ms(1_500), Nanos::from_ms(100)];
+    assert_eq!(gaps(&entries), lengths);
+    let charged = |entry: &Entry| match &entry.body {
+        Body::Window { tenants, .. } => tenants.iter().map(|one| one.engine_ns.0).sum(),
+        Body::Gap { .. } => 0u64,
+    };
+    let total: u64 = entries.iter().map(charged).sum();
+    assert!(total > 0 && total <= 150 * EVENTS.period_ns.0, "{total}");
+}

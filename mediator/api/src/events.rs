@@ -6,16 +6,18 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
+use axum::extract::{Extension, Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::sse::{self, KeepAlive, Sse};
 use futures_util::Stream;
 use futures_util::stream::{self, StreamExt as _};
 
 use super::Shared;
+use super::access::{Caller, Role};
 use super::page::{self, Page, PageQuery, limit, query};
 use super::problem::Problem;
 use turnstile_daemon::Event;
+use turnstile_daemon::limits::{Held, Holder, Resource};
 
 /// TIMEOUT: shorter than the time after which a client that takes nothing is given up.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
@@ -58,6 +60,20 @@ pub(super) async fn list(
     }))
 }
 
+impl Shared {
+    /// A place for a stream of a caller.
+    pub(super) fn stream_of(&self, caller: &Caller) -> Result<Held, Problem> {
+        let client = caller.name.split(" pid:").next().unwrap_or_default();
+        let holder = Holder {
+            account: format!("api {client}").into(),
+            tenant: None,
+            trusted: caller.role == Role::Operator,
+        };
+        let taken = self.host.limits().take(Resource::EventStreams, &holder, 1);
+        taken.map_err(|error| Problem::new(StatusCode::TOO_MANY_REQUESTS, error.to_string()))
+    }
+}
+
 /// Events as they happen, as server-sent events, after the one in `Last-Event-ID`.
 #[utoipa::path(
     get, path = "/v1/events/stream", operation_id = "follow_events", tag = "events",
@@ -69,8 +85,10 @@ pub(super) async fn list(
 )]
 pub(super) async fn follow(
     State(shared): State<Arc<Shared>>,
+    Extension(caller): Extension<Caller>,
     headers: HeaderMap,
 ) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, Problem> {
+    let place = shared.stream_of(&caller)?;
     let journal = shared.host.journal().clone();
     let seen = headers.get("last-event-id");
     let seen = match seen.map(|seen| number(seen.to_str().unwrap_or_default())) {
@@ -92,7 +110,8 @@ pub(super) async fn follow(
             }
         },
     );
-    let events = batches.flat_map(|events| {
+    let events = batches.flat_map(move |events| {
+        let _held = &place;
         stream::iter(events.into_iter().map(|event| {
             let made = sse::Event::default()
                 .id(event.seq.to_string())

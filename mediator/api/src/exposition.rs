@@ -24,7 +24,9 @@ pub(super) async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
         policy: shared.host.policy().to_owned(),
     };
     let uuid = |tenant| tenant_id(&identity.node, shared.host.boot(), tenant).to_string();
+    let departed = host.departed.iter().map(|tenant| tenant.tenant);
     let tenants = host.tenants.iter().map(|tenant| tenant.tenant);
+    let tenants = tenants.chain(departed);
     let in_force = shared.in_force.get();
     let names = Names {
         uuids: tenants.map(|tenant| (tenant, uuid(tenant))).collect(),
@@ -33,7 +35,7 @@ pub(super) async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
             .as_ref()
             .map_or_else(Default::default, |prices| prices.sub_accounts()),
     };
-    let ledger = shared.host.ledger_health();
+    let ledger = shared.snapshots.get().ledger;
     let mut all = families(&identity, &host, ledger.as_ref(), &names);
     if let Some(measured) = &shared.measured {
         all.extend(measured.families());

@@ -19,6 +19,7 @@ use utoipa::ToSchema;
 
 use super::Shared;
 use super::access::{Caller, Role};
+use super::problem::Problem;
 use crate::view::{Sample, View};
 
 /// Interval of samples.
@@ -78,7 +79,8 @@ impl Live {
 
 impl Shared {
     fn sample(&self) -> Sample {
-        Sample::new(&self.snapshots.get(), self.host.ledger_health())
+        let snapshot = self.snapshots.get();
+        Sample::new(&snapshot, snapshot.ledger)
     }
 }
 
@@ -184,10 +186,15 @@ pub(super) async fn history(State(shared): State<Arc<Shared>>) -> Response {
 )]
 pub(super) async fn stream(
     State(shared): State<Arc<Shared>>,
-) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
+    Extension(caller): Extension<Caller>,
+) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Problem> {
+    let place = shared.stream_of(&caller)?;
     let views = shared.live.listen();
-    let events = views.map(|text| Ok(Event::default().event("view").data(&*text)));
-    Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE))
+    let events = views.map(move |text| {
+        let _held = &place;
+        Ok(Event::default().event("view").data(&*text))
+    });
+    Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
 }
 
 #[cfg(test)]

@@ -48,7 +48,7 @@ pub(crate) struct LedgerState {
 impl Shared {
     fn health(&self) -> Health {
         let snapshot = self.snapshots.get();
-        let ledger = self.host.ledger_health().map(|health| LedgerState {
+        let ledger = snapshot.ledger.map(|health| LedgerState {
             written: health.written,
             failing: health.failing,
             refused: health.refused,
@@ -84,8 +84,12 @@ pub(super) async fn alive(State(shared): State<Arc<Shared>>) -> Json<Health> {
     )
 )]
 pub(super) async fn ready(State(shared): State<Arc<Shared>>) -> Response {
+    if let Some(reason) = shared.host.silence() {
+        let detail = format!("The GPU is silent, and its time is charged to no tenant: {reason}");
+        return Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail).into_response();
+    }
     let health = shared.health();
-    if let Some(reason) = shared.host.ledger_reason() {
+    if let Some(reason) = &shared.snapshots.get().ledger_reason {
         let detail = format!("The ledger is not written, and tried again: {reason}");
         return Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail).into_response();
     }

@@ -38,7 +38,7 @@ impl OpenMetrics {
                 continue;
             };
             let name = format!("metrics {}", from.ip());
-            let Some(place) = connections.place(Role::Viewer, name.clone()) else {
+            let Some(place) = connections.place(Role::Viewer, &name) else {
                 continue;
             };
             let _ = stream.set_nodelay(true);

@@ -226,7 +226,7 @@ async fn run(shared: Arc<Shared>, doors: Doors, mut stopped: watch::Receiver<boo
     tokio::spawn(live::poll(shared.clone()));
     tokio::spawn(shared.clone().keep_names());
     let router = router(shared.clone());
-    let connections = Connections::default();
+    let connections = Connections::new(shared.host.limits().clone());
     for Listening { listener, most } in doors.listening {
         let listener = listener
             .set_nonblocking(true)
@@ -280,7 +280,7 @@ async fn accept(
             role: role.min(most),
             name: peer.to_string(),
         };
-        if let Some(place) = connections.place(caller.role, peer.uid.to_string()) {
+        if let Some(place) = connections.place(caller.role, &peer.uid.to_string()) {
             tokio::spawn(serve(stream, router.clone(), caller, place));
         }
     }

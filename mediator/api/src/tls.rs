@@ -201,7 +201,7 @@ async fn handshake(
     router: Router,
     connections: Connections,
 ) {
-    let Some(meanwhile) = connections.stranger(from.ip().to_string()) else {
+    let Some(meanwhile) = connections.stranger(&from.ip().to_string()) else {
         return;
     };
     let _ = stream.set_nodelay(true);
@@ -217,7 +217,7 @@ async fn handshake(
     // The audit has at most 256 characters of a certificate.
     let name: String = names.join(" cert:").chars().take(256).collect();
     let name = format!("cert:{name}");
-    let Some(place) = connections.place(role, name.clone()) else {
+    let Some(place) = connections.place(role, &name) else {
         return;
     };
     serve(stream, router, Caller { role, name }, place).await;

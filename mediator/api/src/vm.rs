@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use turnstile_accounting::Nanos;
+use turnstile_accounting::{Nanos, TenantId};
 use turnstile_policies::{Cap, ParamsError, Weight};
 use utoipa::ToSchema;
 
 use super::Shared;
 use super::body::Patch;
 use super::problem::Problem;
+use turnstile_daemon::limits::Amount;
 use turnstile_daemon::{MemoryLimits, MemorySnapshot, Settings, TenantKind, TenantSnapshot};
 
 /// Shortest and longest period of a cap, and shortest quota.
@@ -121,6 +122,9 @@ pub struct Vm {
     pub limits: MemoryLimits,
     /// Where its memory is; null where memory does not move.
     pub memory: Option<VmResidence>,
+    /// What it holds of the daemon's bounded resources; not in lists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held: Option<BTreeMap<String, Amount>>,
 }
 
 impl Scheduling {
@@ -215,6 +219,7 @@ fn connected(tenant: &TenantSnapshot, entitled: Option<f64>, limits: MemoryLimit
         }),
         limits,
         memory: tenant.memory.map(residence),
+        held: None,
     }
 }
 
@@ -232,6 +237,7 @@ fn absent(name: &str, settings: &Settings, default: Weight, account: Option<Stri
         usage: None,
         limits: settings.memory,
         memory: None,
+        held: None,
     }
 }
 
@@ -239,9 +245,10 @@ impl Shared {
     /// All tenants by name: those that are connected, and those of which something is set.
     pub(super) fn vms(&self) -> BTreeMap<String, Vm> {
         let (host, snapshot) = (&self.host, self.snapshots.get());
-        let (settings, default) = (host.settings(), host.default_weight());
+        let (settings, default) = (&snapshot.settings, host.default_weight());
         let named = |(name, settings): (&String, &Settings)| {
-            let vm = absent(name, settings, default, host.owner(name));
+            let owner = snapshot.owners.get(name).cloned();
+            let vm = absent(name, settings, default, owner);
             (name.clone(), vm)
         };
         let mut vms: BTreeMap<String, Vm> = settings.iter().map(named).collect();
@@ -264,6 +271,12 @@ impl Shared {
             let default = self.host.default_weight();
             Some(absent(name, &Settings::default(), default, Some(owner)))
         });
-        known.ok_or_else(|| Problem::no_vm(name))
+        let mut vm = known.ok_or_else(|| Problem::no_vm(name))?;
+        vm.held = vm.number.map(|number| {
+            let held = self.host.limits().of_tenant(TenantId(number));
+            let named = |(name, amount): (&str, Amount)| (name.to_owned(), amount);
+            held.into_iter().map(named).collect()
+        });
+        Ok(vm)
     }
 }

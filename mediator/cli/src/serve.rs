@@ -12,6 +12,7 @@ use turnstile_abi::CHUNK_BYTES;
 use turnstile_accounting::Nanos;
 use turnstile_accounting::record::GpuIdentity;
 use turnstile_api::{Api, ApiConfig, StateFile};
+use turnstile_daemon::accounts::Entry;
 use turnstile_daemon::config::{
     Config, ConfigError, Effective, GpuKind, Meter, Origin, Problem, Reloaded, SuspendKind, changed,
 };
@@ -391,6 +392,13 @@ fn confine(config: &Config, file: &Path) -> anyhow::Result<()> {
     {
         log::info!("This kernel has no Landlock: the daemon can reach what its user can reach");
     }
+    // The name service loads its libraries now: memory that is mapped later cannot become code.
+    let entry = Entry {
+        user: Some("root".into()),
+        ..Entry::default()
+    };
+    let _ = resolve_all(vec![("root".into(), entry)]);
+    confine::enter(confine::Role::Process);
     Ok(())
 }
 

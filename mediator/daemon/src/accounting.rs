@@ -59,10 +59,14 @@ impl Default for Timing {
 
 /// From one decision to the next at least.
 const PERIOD_MIN: Nanos = Nanos::from_us(250);
-/// A period while no tenant has work.
+/// The first period while no tenant has work; each further one is twice as long.
 const IDLE_PERIOD: Nanos = Nanos::from_ms(5);
+/// The longest: a period costs some microseconds for each tenant.
+const IDLE_PERIOD_MAX: Nanos = Nanos::from_ms(320);
 /// Time between two decisions while there is no tenant.
 const EMPTY_PERIOD: Nanos = Nanos::from_ms(20);
+/// Interval of attempts to take a silent GPU back, during which its readers see it as silent.
+const RETAKE_INTERVAL: Duration = Duration::from_secs(1);
 /// Poll interval of a GPU that divides its engine by itself, without tenants. The busy counter
 /// wraps in 3.98 s.
 const EMPTY_POLL: Nanos = Nanos::from_ms(100);
@@ -84,6 +88,7 @@ pub(super) fn run(
         reading: EngineReading::default(),
         seen: Seen::default(),
         channels: Vec::new(),
+        idle_period: IDLE_PERIOD,
         demand_known: host.gpu().capabilities().demand,
         feeds_policy: host.schedules_by_events(),
         polls: kind != MeterKind::Events,
@@ -108,6 +113,8 @@ struct Accounting<'a> {
     reading: EngineReading,
     seen: Seen,
     channels: Vec<turnstile_gpu::ChannelActivity>,
+    /// The next period, if no tenant has work.
+    idle_period: Nanos,
     demand_known: bool,
     /// The policy takes what the engines do.
     feeds_policy: bool,
@@ -171,6 +178,30 @@ impl Accounting<'_> {
         self.host.saw(&mut self.seen);
     }
 
+    /// The end of a period that began at `from` and for which `to` was read: `to`, if the GPU
+    /// answers. Otherwise waits until the GPU was taken back: the time from `from` on is a gap,
+    /// and the next period begins at the moment that is returned as an error.
+    fn known(&mut self, from: Moment, to: Moment) -> Result<Moment, Moment> {
+        let Err(reason) = self.host.gpu().answers(false) else {
+            return Ok(to);
+        };
+        self.host.silent(from, &reason);
+        while !self.stopped() {
+            self.periods.fetch_add(1, Ordering::Relaxed);
+            thread::park_timeout(RETAKE_INTERVAL);
+            match self.host.retake() {
+                Ok(()) => break,
+                Err(error) => log::debug!("GPU: {error}"),
+            }
+        }
+        self.reading = EngineReading::default();
+        self.seen = Seen::default();
+        for engine in engines(&**self.host.gpu()) {
+            self.truth.restart(engine);
+        }
+        Err(self.now().max(to))
+    }
+
     /// Time between two decisions, if the policy does not set it.
     fn period(&self) -> Nanos {
         match self.host.is_empty() {
@@ -186,6 +217,10 @@ impl Accounting<'_> {
             self.sleep(from);
             // The end is read first: all that is logged after this read is later.
             let to = self.now().max(from);
+            if let Err(next) = self.known(from, to) {
+                from = next;
+                continue;
+            }
             self.read_log();
             let mut usage = self.truth.close(window(from, to));
             usage.copied = self.reading.copied.take();
@@ -201,9 +236,14 @@ impl Accounting<'_> {
         self.read_log();
         let mut from = self.now();
         while !self.stopped() {
-            self.wait(from + self.demand_period());
+            let period = self.demand_period();
+            self.wait(from + period);
             // The end is read first: all that is logged after this read is later.
             let to = self.now().max(from);
+            if let Err(next) = self.known(from, to) {
+                from = next;
+                continue;
+            }
             self.read_log();
             let mut usage = self.truth.close(window(from, to));
             usage.copied = self.reading.copied.take();
@@ -231,6 +271,9 @@ impl Accounting<'_> {
                 }
                 continue;
             }
+            if self.known(self.reading.at, self.reading.at).is_err() {
+                continue;
+            }
             self.host.gpu().read(&mut self.reading);
             next = self.host.poll(&mut self.reading, &mut self.channels);
             next = next.max(self.reading.at + PERIOD_MIN);
@@ -238,18 +281,23 @@ impl Accounting<'_> {
         }
     }
 
-    fn demand_period(&self) -> Nanos {
+    fn demand_period(&mut self) -> Nanos {
         if self.host.is_empty() {
             EMPTY_PERIOD
         } else if self.host.any_wants() || self.host.memory_is_busy() {
+            self.idle_period = IDLE_PERIOD;
             self.timing.period
+        } else if self.host.begins_idle() {
+            let next = Nanos(2 * self.idle_period.0).min(IDLE_PERIOD_MAX);
+            std::mem::replace(&mut self.idle_period, next).max(self.timing.period)
         } else {
+            self.idle_period = IDLE_PERIOD;
             self.timing.period.max(IDLE_PERIOD)
         }
     }
 
     /// Waits until `end`, and decides when that is due.
-    fn wait(&mut self, end: Moment) {
+    fn wait(&mut self, mut end: Moment) {
         let mut decided = self.now();
         loop {
             let now = self.now();
@@ -270,6 +318,11 @@ impl Accounting<'_> {
                 self.read_log();
                 self.host.decide();
                 decided = now;
+            }
+            if self.idle_period > IDLE_PERIOD && !self.host.is_idle() {
+                // A tenant may have work: the next period is as long as those of busy tenants.
+                self.idle_period = IDLE_PERIOD;
+                end = end.min(now + self.timing.period);
             }
         }
     }
@@ -318,6 +371,11 @@ impl Accounting<'_> {
             }
             snapshot = self.snapshot_at_end();
             meter.sampled(unobserved.finished_in_phase(&snapshot), gap);
+            if let Err(next) = self.known(from, end) {
+                (meter, from) = (PolledMeter::new(engines(&*gpu)), next);
+                snapshot = self.snapshot_at_end();
+                continue;
+            }
             let mut observed = meter.close(window(begin, end));
             let estimated = unobserved.charge(window(from, begin), &observed, &snapshot);
             if adaptive {

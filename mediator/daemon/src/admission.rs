@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
 use turnstile_abi::regs::features;
@@ -20,6 +21,7 @@ use super::host::peer::{Kind, Peer, Tenant, Vm};
 use super::host::settings::Brought;
 use super::host::{Host, State};
 use crate::accounts::Claim;
+use crate::limits::{Holder, Limits, Resource, is_trusted};
 use crate::tenant::gates::GateBook;
 use crate::tenant::pages::{StatusPage, doorbell_pages};
 use turnstile_gpu::interrupts::PassedInterrupts;
@@ -125,8 +127,6 @@ impl Host {
             return Err(HostError::Descriptors { got: fds.len() });
         }
         let interrupts = Arc::new(PassedInterrupts::new(fds.split_off(memory_fds))?);
-        let guest = self.guest_memory(fds.pop(), &regions)?;
-        let desk = MemoryDesk::new(guest.clone());
         let status = StatusPage::new()?;
         let kick = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
             .map_err(|errno| HostError::Host(errno.into()))?;
@@ -152,7 +152,16 @@ impl Host {
             name: name.clone(),
             tenant,
         };
-        let mailbox = Mailbox::start(self, tenant, guest.clone()).map_err(HostError::Host)?;
+        let holder = Holder {
+            account: granted.account.clone(),
+            tenant: Some(tenant),
+            trusted: is_trusted(uid),
+        };
+        let mapped = self.guest_memory(fds.pop(), &regions, holder.clone())?;
+        let guest = mapped.guest().clone();
+        let desk = MemoryDesk::new(mapped);
+        let mailbox = Mailbox::start(self, tenant, guest.clone(), holder.clone());
+        let mailbox = mailbox.map_err(HostError::Host)?;
         let own = self.gpu.doorbells(tenant, self.config.channels);
         let doorbells = match own.map_err(HostError::Gpu)? {
             Some(own) => own,
@@ -220,14 +229,16 @@ impl Host {
             high_bytes: None,
         };
         self.journal().add("vm_connected", &name, None);
-        state.insert(
-            &*self.gpu,
-            tenant,
+        let entry = Tenant {
+            account: state.accounts.of(&name),
             name,
-            brought,
             peer,
-            Kind::Vm(Box::new(vm)),
-        );
+            kind: Kind::Vm(Box::new(vm)),
+            brought,
+            holder,
+        };
+        state.insert(&*self.gpu, &self.limits, tenant, entry);
+        self.end_idle();
         Ok((tenant, account, kick))
     }
 }
@@ -261,24 +272,22 @@ impl State {
     pub(super) fn insert(
         &mut self,
         gpu: &dyn Gpu,
+        limits: &Limits,
         tenant: TenantId,
-        name: String,
-        brought: Brought,
-        peer: Peer,
-        kind: Kind,
+        entry: Tenant,
     ) {
-        let settings = self.set_of(&name);
+        let (name, brought) = (&entry.name, entry.brought);
+        let settings = self.set_of(name);
         let params = settings.params(brought);
         if let Some(memory) = &mut self.memory {
             memory.add(tenant, settings.memory.entitlement(brought, params.weight));
-            if matches!(kind, Kind::Program(_)) {
+            if matches!(entry.kind, Kind::Program(_)) {
                 memory.comes_back(tenant);
             }
         }
-        let account = self.accounts.of(&name);
         let membership = Membership {
-            account: account.0,
-            name: &name,
+            account: entry.account.0,
+            name,
         };
         if let Err(error) = self.mediation.add(tenant, membership, params, gpu.now()) {
             log::error!("Policy: {error}");
@@ -286,14 +295,10 @@ impl State {
         // It was added; if not, that was logged.
         let _ = self.mediation.set_target(tenant, settings.latency_target);
         let weight = params.weight.get();
-        log::info!("{tenant} is {name}, account {}, weight {weight}", account.1);
-        let entry = Tenant {
-            name,
-            account,
-            peer,
-            kind,
-            brought,
-        };
+        if limits.permits(Resource::LogLines, &entry.holder, Instant::now()) {
+            let account = &entry.account.1;
+            log::info!("{tenant} is {name}, account {account}, weight {weight}");
+        }
         self.tenants.insert(tenant, entry);
         // A name with a debt is held before its first command.
         let orders = self.mediation.decide(gpu.now());

@@ -1,15 +1,15 @@
 //! The control loop: one thread on epoll for the listening socket, the sockets of VMMs and
 //! launchers, and the kicks of VMs.
 
-mod bounds;
 mod frames;
 mod session;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixListener;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -18,20 +18,25 @@ use std::time::{Duration, Instant};
 use event_manager::{
     EventManager, EventOps, Events, MutEventSubscriber, SubscriberId, SubscriberOps,
 };
+use log::Level;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use turnstile_accounting::{AccountId, TenantId};
-use turnstile_vmm::wire::{FrameReader, peer_uid};
+use turnstile_vmm::wire::{FrameReader, peer_pid, peer_uid};
 use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::eventfd::EventFd;
 
+use super::accounts::of_user;
 use super::error::HostError;
 use super::host::Host;
 use super::kicks::KickBudgets;
-pub(super) use bounds::Bounds;
+use super::limits::{Holder, Resource, is_trusted};
 use session::{Role, Session, SessionError, tell};
 
 /// TIMEOUT: pause after a failed accept (no descriptors left, for example). Connecting peers wait
 /// no longer than this.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+/// TIMEOUT: a VMM or launcher sends its first frame as soon as it has connected.
+const GREETING: Duration = Duration::from_secs(10);
 /// Interval of the search for connections without a first frame, while there are any.
 const SILENCE_POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Minimum time between two log lines about something that clients can cause at will.
@@ -40,6 +45,22 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 const LISTENER: u32 = 0;
 const WAKE: u32 = 1;
 const FIRST_SESSION: u32 = 2;
+
+/// What a connection is watched for.
+#[derive(Clone, Copy)]
+enum Source {
+    Socket,
+    Kick,
+    Owner,
+}
+
+/// Sources of each connection.
+const SOURCES: u32 = 3;
+
+/// The event data of a connection's source.
+const fn data_of(number: u32, source: Source) -> u32 {
+    FIRST_SESSION + SOURCES * number + source as u32
+}
 
 /// The loop, ready to run.
 pub(super) struct ControlLoop {
@@ -55,7 +76,6 @@ impl ControlLoop {
         wake: EventFd,
         host: Arc<Host>,
         stop: Arc<AtomicBool>,
-        bounds: Bounds,
     ) -> Result<Self, ControlError> {
         let mut manager = EventManager::new()?;
         let sessions = BTreeMap::new();
@@ -65,20 +85,16 @@ impl ControlLoop {
             listener,
             wake,
             host,
-            bounds,
-            own_uid: rustix::process::geteuid().as_raw(),
+            greeting: GREETING,
             sessions,
             next: 0,
-            starting: 0,
             admitted,
             admissions,
             accept_again: None,
             silence_poll_at: None,
             kicks: KickBudgets::default(),
             unmute: None,
-            full_logged_at: None,
             short_logged_at: None,
-            silent_logged_at: None,
         });
         Ok(Self {
             manager,
@@ -132,14 +148,12 @@ struct Control {
     listener: UnixListener,
     wake: EventFd,
     host: Arc<Host>,
-    bounds: Bounds,
-    own_uid: u32,
-    /// By number. The event data of a socket is FIRST_SESSION + 2 x number, that of its kick one
-    /// more.
+    /// Time for a first frame.
+    greeting: Duration,
+    /// By number.
     sessions: BTreeMap<u32, Session>,
     next: u32,
-    /// VMs that are being admitted, and the channel of their threads' results.
-    starting: usize,
+    /// Results of the threads that admit VMs.
     admitted: Sender<Admission>,
     admissions: Receiver<Admission>,
     /// When the listener is watched again, if it is not now.
@@ -150,11 +164,8 @@ struct Control {
     kicks: KickBudgets,
     /// When the first muted kick is watched again.
     unmute: Option<Instant>,
-    /// Latest log lines: no place for a connection, no descriptor from the kernel, a silent
-    /// connection.
-    full_logged_at: Option<Instant>,
+    /// Latest log line about descriptors that the kernel did not give.
     short_logged_at: Option<Instant>,
-    silent_logged_at: Option<Instant>,
 }
 
 impl MutEventSubscriber for Control {
@@ -175,17 +186,17 @@ impl MutEventSubscriber for Control {
             WAKE => {
                 let _ = self.wake.read();
                 while let Ok((number, admission)) = self.admissions.try_recv() {
-                    self.starting -= 1;
                     self.admitted(number, admission, ops);
                 }
                 self.tick(ops);
             }
             data => {
-                let number = (data - FIRST_SESSION) / 2;
-                if (data - FIRST_SESSION).is_multiple_of(2) {
-                    self.hear(number, ops);
-                } else {
-                    self.kicked(number, ops);
+                let number = (data - FIRST_SESSION) / SOURCES;
+                match data - data_of(number, Source::Socket) {
+                    0 => self.hear(number, ops),
+                    1 => self.kicked(number, ops),
+                    // Its process has ended.
+                    _ => self.end(number, ops, None),
                 }
             }
         }
@@ -222,15 +233,11 @@ impl Control {
         let without_role = self.sessions.iter().filter(|(_, one)| one.role.is_none());
         let (silent, waiting): (Vec<_>, Vec<_>) = without_role
             .map(|(number, one)| (*number, now.saturating_duration_since(one.since)))
-            .partition(|(_, passed)| *passed >= self.bounds.greeting);
+            .partition(|(_, passed)| *passed >= self.greeting);
         self.silence_poll_at =
-            (!waiting.is_empty()).then(|| now + SILENCE_POLL_INTERVAL.min(self.bounds.greeting));
-        for (number, _) in &silent {
-            self.end(*number, ops, Some(&SessionError::Silent));
-        }
-        if !silent.is_empty() && is_time(&mut self.silent_logged_at, now) {
-            let count = silent.len();
-            log::warn!("{count} connections were ended: {}", SessionError::Silent);
+            (!waiting.is_empty()).then(|| now + SILENCE_POLL_INTERVAL.min(self.greeting));
+        for (number, _) in silent {
+            self.end(number, ops, Some(&SessionError::Silent));
         }
     }
 
@@ -265,19 +272,25 @@ impl Control {
             let Ok(uid) = peer_uid(&stream) else {
                 continue;
             };
-            let others = self.sessions.values().map(|session| session.uid);
-            if !self.bounds.place(uid, self.own_uid, others) {
-                if is_time(&mut self.full_logged_at, now) {
-                    let count = self.sessions.len();
-                    log::warn!("User {uid} finds no place beside {count} connections");
+            let holder = Holder {
+                account: of_user(uid).into(),
+                tenant: None,
+                trusted: is_trusted(uid),
+            };
+            let taken = self.host.limits().take(Resource::Connections, &holder, 1);
+            let place = match taken {
+                Ok(place) => place,
+                Err(error) => {
+                    self.log(&holder, Level::Warn, format_args!("Connection: {error}"));
+                    continue; // closed by being dropped
                 }
-                continue; // closed by being dropped
-            }
+            };
             let number = self.next;
             // Numbers stay below 2^30, so that the event data does not overflow. By then old ones
             // have ended.
             self.next = (self.next + 1) % (1 << 30);
-            let watched = Events::with_data(&stream, FIRST_SESSION + 2 * number, EventSet::IN);
+            let data = data_of(number, Source::Socket);
+            let watched = Events::with_data(&stream, data, EventSet::IN);
             if stream.set_nonblocking(true).is_err()
                 || self.sessions.contains_key(&number)
                 || ops.add(watched).is_err()
@@ -285,14 +298,22 @@ impl Control {
                 continue;
             }
             self.silence_poll_at
-                .get_or_insert(now + SILENCE_POLL_INTERVAL.min(self.bounds.greeting));
-            let session = Session {
+                .get_or_insert(now + SILENCE_POLL_INTERVAL.min(self.greeting));
+            let owner = peer_pidfd(&stream);
+            let mut session = Session {
                 stream,
                 uid,
+                holder,
+                _place: place,
                 since: now,
                 reader: FrameReader::new(),
+                owner: None,
                 role: None,
             };
+            // Where the process cannot be seen, the tenant ends with its socket.
+            if let Some(owner) = owner {
+                let _ = session.own(number, owner, ops);
+            }
             self.sessions.insert(number, session);
         }
     }
@@ -317,21 +338,36 @@ impl Control {
         }
     }
 
+    /// Logs a line that a client causes, if its account has not used up this minute's.
+    fn log(&self, holder: &Holder, level: Level, line: fmt::Arguments<'_>) {
+        let limits = self.host.limits();
+        if limits.permits(Resource::LogLines, holder, Instant::now()) {
+            log::log!(level, "{line}");
+        }
+    }
+
     fn end(&mut self, number: u32, ops: &mut EventOps, error: Option<&SessionError>) {
         let Some(session) = self.sessions.remove(&number) else {
             return;
         };
-        // One line per connection, however it ends. The connections that the host accepts bound
-        // them.
+        let log = |level, line| self.log(&session.holder, level, line);
         match (session.role.as_ref().and_then(Role::tenant), error) {
-            (Some(tenant), Some(error)) => log::warn!("{tenant} is ended: {error}"),
-            (_, None) | (None, Some(SessionError::Silent)) => {}
-            (None, Some(error)) => log::warn!("A VMM or launcher was refused: {error}"),
+            (Some(tenant), Some(error)) => {
+                log(Level::Warn, format_args!("{tenant} is ended: {error}"));
+            }
+            (_, None) => {}
+            (None, Some(error)) => {
+                let line = format_args!("A VMM or launcher was refused: {error}");
+                log(Level::Warn, line);
+            }
         }
         if let (None, Some(error)) = (&session.role, error) {
             tell(&session.stream, error);
         }
         let _ = ops.remove(Events::empty_raw(session.stream.as_raw_fd()));
+        if let Some(owner) = &session.owner {
+            let _ = ops.remove(Events::empty_raw(owner.as_raw_fd()));
+        }
         let Some(role) = session.role else { return };
         if let Role::Vm { kick, .. } = &role {
             kick.forget(ops);
@@ -340,6 +376,25 @@ impl Control {
             self.host.leave(tenant);
         }
     }
+}
+
+impl Session {
+    /// The tenant ends with this process from now on.
+    fn own(&mut self, number: u32, pidfd: OwnedFd, ops: &mut EventOps) -> io::Result<()> {
+        let data = data_of(number, Source::Owner);
+        let watched = ops.add(Events::with_data(&pidfd, data, EventSet::IN));
+        watched.map_err(|error| io::Error::other(error.to_string()))?;
+        if let Some(before) = self.owner.replace(pidfd) {
+            let _ = ops.remove(Events::empty_raw(before.as_raw_fd()));
+        }
+        Ok(())
+    }
+}
+
+/// The process at the other end of a socket.
+fn peer_pidfd(stream: &UnixStream) -> Option<OwnedFd> {
+    let pid = i32::try_from(peer_pid(stream).ok()?).ok()?;
+    pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()
 }
 
 /// Whether the log interval has passed; if so, it starts again.

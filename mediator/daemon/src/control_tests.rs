@@ -10,6 +10,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK};
 
 use super::*;
 use crate::host::HostConfig;
+use crate::limits;
 use turnstile_soft::{SoftConfig, SoftGpu};
 
 /// TIMEOUT: of a test on a machine that builds at the same time.
@@ -23,15 +24,21 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(bounds: Bounds) -> Self {
+    fn new(row: impl FnOnce(&mut [limits::Row]), greeting: Duration) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("vmm.sock")).unwrap();
         let gpu = Arc::new(SoftGpu::new(SoftConfig::default()).unwrap());
-        let host = Arc::new(Host::new(gpu, HostConfig::default()).unwrap());
+        let mut host = Host::new(gpu, HostConfig::default()).unwrap();
+        let mut rows = limits::rows(256);
+        row(&mut rows);
+        host.limits = limits::Limits::new(rows);
+        let host = Arc::new(host);
         let wake = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let own = wake.try_clone().unwrap();
-        let control = ControlLoop::new(listener, own, host, stop.clone(), bounds).unwrap();
+        let mut control = ControlLoop::new(listener, own, host, stop.clone()).unwrap();
+        let inner = control.manager.subscriber_mut(control.control).unwrap();
+        inner.greeting = greeting;
         let thread = Some(thread::spawn(|| control.run()));
         Self {
             folder,
@@ -74,10 +81,7 @@ fn refused(stream: &UnixStream) -> String {
 
 #[test]
 fn connection_without_a_complete_greeting_is_refused_after_a_timeout() {
-    let bench = Bench::new(Bounds {
-        greeting: Duration::from_millis(200),
-        ..Bounds::of(256)
-    });
+    let bench = Bench::new(|_| {}, Duration::from_millis(200));
     let silent = bench.connect();
     let mut half = bench.connect();
     half.write_all(&[9]).unwrap();
@@ -89,10 +93,8 @@ fn connection_without_a_complete_greeting_is_refused_after_a_timeout() {
 
 #[test]
 fn vm_beyond_the_limit_of_starting_sessions_is_refused_with_a_reason() {
-    let bench = Bench::new(Bounds {
-        starting: 0,
-        ..Bounds::of(256)
-    });
+    let none = |rows: &mut [limits::Row]| rows[Resource::Admissions as usize].account = 0;
+    let bench = Bench::new(none, GREETING);
     let stream = bench.connect();
     let mut writer = FrameWriter::new();
     let hello = ToDaemon::Hello {
@@ -110,27 +112,35 @@ fn vm_beyond_the_limit_of_starting_sessions_is_refused_with_a_reason() {
 
 #[test]
 fn connection_beyond_the_session_limit_is_closed() {
-    let bench = Bench::new(Bounds {
-        sessions: 2,
-        ..Bounds::of(256)
-    });
+    let two = |rows: &mut [limits::Row]| rows[Resource::Connections as usize].account = 2;
+    let bench = Bench::new(two, GREETING);
     let (_first, _second) = (bench.connect(), bench.connect());
     let mut third = bench.connect();
     assert_eq!(third.read(&mut [0]).unwrap(), 0);
 }
 
 #[test]
-fn one_user_leaves_places_to_others_and_all_of_them_some_to_root() {
-    const OWN: u32 = 100;
-    let bounds = Bounds::of(1);
-    assert_eq!(bounds.sessions, 1_024);
-    let mut others = vec![7; bounds.of_one - 1];
-    let place = |uid, others: &[u32]| bounds.place(uid, OWN, others.iter().copied());
-    assert!(place(7, &others));
-    others.push(7);
-    assert!(!place(7, &others) && place(8, &others));
-    others.resize(bounds.of_others, 8);
-    assert!(!place(9, &others) && place(0, &others) && place(OWN, &others));
-    others.resize(bounds.sessions, OWN);
-    assert!(!place(0, &others));
+fn connection_ends_with_its_owner_though_its_socket_is_open() {
+    let bench = Bench::new(|_| {}, GREETING);
+    let mut stream = bench.connect();
+    let mut owner = std::process::Command::new("sleep")
+        .arg("60")
+        .spawn()
+        .unwrap();
+    let pid = Pid::from_child(&owner);
+    let mut writer = FrameWriter::new();
+    let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+    writer.push(&ToDaemon::Owner {}, vec![pidfd]).unwrap();
+    writer.flush(&stream).unwrap();
+    // No answer while the owner lives.
+    stream
+        .set_read_timeout(Some(Duration::from_millis(200)))
+        .unwrap();
+    assert!(stream.read(&mut [0]).is_err());
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let begin = Instant::now();
+    owner.kill().unwrap();
+    assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+    assert!(begin.elapsed() < GREETING);
+    owner.wait().unwrap();
 }

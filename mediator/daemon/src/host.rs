@@ -3,6 +3,7 @@
 //! period. Nothing under it waits for a VM.
 
 pub(crate) mod accounts;
+mod departed;
 pub(crate) mod dma;
 pub(crate) mod mailbox;
 pub(crate) mod memory;
@@ -11,12 +12,13 @@ pub(crate) mod peer;
 mod periods;
 pub(crate) mod recorder;
 pub(crate) mod settings;
+mod silence;
 pub(crate) mod snapshot;
 pub(crate) mod timings;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use turnstile_accounting::ledger::TenantTotals;
 use turnstile_accounting::{AccountId, EngineId, Ledger, Moment, Nanos, TenantId};
@@ -33,6 +35,7 @@ use self::settings::Settings;
 use self::timings::Timings;
 use super::error::HostError;
 use super::journal::{Changed, Journal};
+use super::limits::{Limits, rows};
 use super::registry::Registry;
 use super::untracked::UntrackedLog;
 use crate::tenant::requests::{Account, Effect};
@@ -95,6 +98,8 @@ pub(super) struct State {
     untracked: UntrackedLog,
     /// Tenants that left, but may still have work on the engines: settled after [`SETTLE_AFTER`].
     pub(super) leaving: Vec<Leaving>,
+    /// Tenants that left lately, as readers see them.
+    departed: departed::Departed,
     pub(super) next: u32,
     /// Names of VMs that are being admitted.
     pub(super) starting: BTreeMap<String, TenantId>,
@@ -115,6 +120,12 @@ pub struct Host {
     default_weight: AtomicU32,
     state: Mutex<State>,
     journal: Arc<Journal>,
+    /// Why nothing is known of the GPU, if so. An innermost lock.
+    silence: Mutex<Option<String>>,
+    /// The accounting thread sleeps for longer than a period, as no tenant has work.
+    idle: AtomicBool,
+    /// Counts what tenants, accounts and clients hold. Its lock is an innermost one.
+    pub(super) limits: Arc<Limits>,
 }
 
 impl Host {
@@ -137,6 +148,7 @@ impl Host {
             registry: Registry::default(),
             untracked: UntrackedLog::default(),
             leaving: Vec::new(),
+            departed: departed::Departed::default(),
             next: 1,
             starting: BTreeMap::new(),
             ledger_errors: 0,
@@ -146,9 +158,12 @@ impl Host {
         Ok(Self {
             gpu,
             default_weight: config.weight.get().into(),
+            limits: Limits::new(rows(config.tenants_max as u64)),
             config,
             boot: Uuid::new_v4(),
             state: Mutex::new(state),
+            idle: AtomicBool::new(false),
+            silence: Mutex::default(),
             journal: Arc::default(),
         })
     }
@@ -161,6 +176,19 @@ impl Host {
     /// What happened lately.
     pub const fn journal(&self) -> &Arc<Journal> {
         &self.journal
+    }
+
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
+        match self.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// What tenants, accounts and clients hold.
+    pub const fn limits(&self) -> &Arc<Limits> {
+        &self.limits
     }
 
     /// Name of the policy.
@@ -188,10 +216,29 @@ impl Host {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A tenant may have work: ends a long sleep of the accounting thread.
+    pub(super) fn end_idle(&self) {
+        if self.idle.swap(false, Ordering::AcqRel) {
+            self.gpu.wake();
+        }
+    }
+
+    /// Whether the accounting thread may sleep for long, as [`Self::begins_idle`] found.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.idle.load(Ordering::Acquire)
+    }
+
     /// A tenant is gone.
     pub(super) fn leave(&self, tenant: TenantId) {
         let mut state = self.lock();
-        if let Some(gone) = state.tenants.remove(&tenant) {
+        let last = state.tenants.get(&tenant);
+        let last = last.map(|entry| {
+            let faults = self.gpu.report().faults.remove(&tenant);
+            let (now, faults) = (self.gpu.now(), faults.unwrap_or_default());
+            self.tenant_snapshot(&state, now, (tenant, entry), faults)
+        });
+        if let (Some(gone), Some(last)) = (state.tenants.remove(&tenant), last) {
+            state.departed.add(self.gpu.now(), last);
             self.journal.add("vm_left", &gone.name, None);
             log::info!("{tenant}, {}, has left", gone.name);
             let _ = state.mediation.remove(tenant, self.gpu.now());
@@ -218,7 +265,7 @@ impl Host {
             .tenants
             .get_mut(&tenant)
             .and_then(Tenant::vm)
-            .is_none_or(|(vm, _)| vm.mailbox.post(letter))
+            .is_none_or(|(vm, _)| vm.mailbox.post(&self.limits, letter))
     }
 
     /// What a VM may read of its account.
@@ -252,6 +299,7 @@ impl Host {
                 }
                 let change = DoorbellChange::AnyOpen(vm.gates.any_open());
                 self.gpu.doorbells_changed(tenant, change);
+                self.end_idle();
             }
             Effect::Closed(channel) => {
                 vm.gates.remove(channel);
@@ -295,6 +343,7 @@ impl Host {
         if let Some(order) = state.mediation.woke(tenant, now) {
             state.carry_out(&*self.gpu, &[order]);
         }
+        self.end_idle();
     }
 
     /// Begins to make what is charged durable.
@@ -306,7 +355,10 @@ impl Host {
     /// Writes the last window; false if the ledger lacks something of this run. No period may end
     /// after this.
     pub(super) fn close_ledger(&self) -> bool {
-        let recorder = self.lock().recorder.take();
+        let mut recorder = self.lock().recorder.take();
+        if let Some(recorder) = recorder.as_mut().filter(|_| self.silence().is_some()) {
+            recorder.ends_silent(self.gpu.now());
+        }
         recorder.is_none_or(Recorder::close)
     }
 

@@ -21,14 +21,17 @@ pub struct Event {
     pub seq: u64,
     /// When, by the calendar.
     pub at: String,
-    /// What: `vm_connected`, `vm_left`, `vm_set`, `account_set`.
+    /// What: `vm_connected`, `vm_left`, `vm_set`, `account_set`, `gpu_silent`, `gpu_back`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Name of the tenant; of `account_set`, of the account.
+    /// Name of the tenant; of `account_set`, of the account; of the GPU's events, empty.
     pub vm: String,
     /// Of a change: its author, its request, and what was set before and is now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub change: Option<Changed>,
+    /// Of an event of the GPU: why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
 }
 
 /// What was set of a tenant or an account.
@@ -72,6 +75,15 @@ impl Default for Journal {
 impl Journal {
     /// Takes an event down.
     pub(crate) fn add(&self, kind: &str, vm: &str, change: Option<Changed>) {
+        self.push(kind, vm, change, None);
+    }
+
+    /// Takes an event of the GPU down.
+    pub(crate) fn tell(&self, kind: &str, reason: &str) {
+        self.push(kind, "", None, Some(reason.to_owned()));
+    }
+
+    fn push(&self, kind: &str, vm: &str, change: Option<Changed>, reason: Option<String>) {
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         ring.last += 1;
         let event = Event {
@@ -80,6 +92,7 @@ impl Journal {
             kind: kind.to_owned(),
             vm: vm.to_owned(),
             change,
+            reason,
         };
         if ring.events.len() == KEPT {
             ring.events.pop_front();

@@ -22,6 +22,9 @@
 //! - Out: holds and gate moves; a [`HostSnapshot`], [`Event`]s and rows of the ledger.
 //! - Invariants: no GPU backend is named here. Under the host's lock the daemon waits for no VM.
 //!   Time that no signal covers is charged to no tenant.
+//! - Locks, outermost first: the host's state (`Host::lock`); the GPU's own; then the innermost
+//!   ones, under which no other is taken: bounds (`limits`), journal, silence, a VM's mapped
+//!   regions. State has one owner, the host; readers get copies (`Host::try_snapshot`).
 //! - Threads: `turnstile-ctl` (epoll, all connections), `turnstile-acct` (the loop), one each for a
 //!   VM's mailbox and memory, `turnstile-ledg` (writes windows). `docs/ARCHITECTURE.md` has all of
 //!   them, and the order of locks.
@@ -38,6 +41,7 @@ pub mod histogram;
 mod host;
 mod journal;
 mod kicks;
+pub mod limits;
 pub mod memory;
 mod programs;
 mod registry;
@@ -153,7 +157,6 @@ impl Daemon {
     ) -> Result<Self, DaemonError> {
         // Only its owner and its group may use it.
         let listener = listen(&config.socket, 0o660)?;
-        let tenants_max = config.host.tenants_max;
         let host = Arc::new(Host::new(gpu, config.host)?);
         host.restore_settings(config.settings);
         host.begin_accounts(config.accounts)
@@ -164,9 +167,8 @@ impl Daemon {
         let stop = Arc::new(AtomicBool::new(false));
         let wake = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(DaemonError::Start)?;
         let control_wake = wake.try_clone().map_err(DaemonError::Start)?;
-        let bounds = control::Bounds::of(tenants_max);
         let control_loop =
-            control::ControlLoop::new(listener, control_wake, host.clone(), stop.clone(), bounds)
+            control::ControlLoop::new(listener, control_wake, host.clone(), stop.clone())
                 .map_err(DaemonError::Events)?;
         let mut daemon = Self {
             host,

@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::time::Instant;
 
 use turnstile_accounting::TenantId;
 use turnstile_vmm::wire::{CHANGES_MAX, FrameWriter, ObjectChange, ToDaemon, ToVmm, peer_pid};
@@ -12,6 +13,7 @@ use super::host::settings::Brought;
 use super::host::{Host, State};
 use super::registry::ProcessError;
 use crate::accounts::Claim;
+use crate::limits::{Holder, Resource, is_trusted};
 use turnstile_gpu::ProgramEvent;
 use turnstile_host::process::{self, Identity};
 
@@ -117,8 +119,19 @@ impl Host {
         let writer = std::mem::take(writer);
         let peer = Peer { stream, writer };
         self.journal().add("vm_connected", &name, None);
-        let kind = Kind::Program(root);
-        state.insert(&*self.gpu, tenant, name.clone(), brought, peer, kind);
+        let entry = Tenant {
+            account: state.accounts.of(&name),
+            name: name.clone(),
+            peer,
+            kind: Kind::Program(root),
+            brought,
+            holder: Holder {
+                account: granted.account,
+                tenant: Some(tenant),
+                trusted: is_trusted(uid),
+            },
+        };
+        state.insert(&*self.gpu, &self.limits, tenant, entry);
         seat.taken = true;
         Ok(tenant)
     }
@@ -152,15 +165,22 @@ impl Host {
         if !identity.descends_from(root) || known() != Some(pid) {
             return Err(ProcessError::Stranger);
         }
-        self.lock().registry.admit(tenant, identity)?;
+        let mut state = self.lock();
+        let entry = state.tenants.get(&tenant).ok_or(ProcessError::Stranger)?;
+        let held = self.limits.take(Resource::Objects, &entry.holder, 1)?;
+        state.registry.admit(tenant, identity, Some(held))?;
         Ok(pid)
     }
 
     /// A process of a program has memory that can move, and this connection.
     pub(super) fn program_memory(&self, tenant: TenantId, connection: OwnedFd) {
         let taken = self.take_memory(tenant, connection);
-        if let Err(why) = taken {
-            // One line for each connection, which costs the program a second.
+        let holder = self.lock().tenants.get(&tenant).map(|t| t.holder.clone());
+        if let (Err(why), Some(holder)) = (taken, holder)
+            && self
+                .limits
+                .permits(Resource::LogLines, &holder, Instant::now())
+        {
             log::warn!("Memory of a process of {tenant} does not move: {why}");
         }
     }
@@ -193,15 +213,24 @@ impl Host {
         if changes.len() > CHANGES_MAX {
             return false;
         }
-        let mut state = self.lock();
+        let mut guard = self.lock();
+        let state = &mut *guard;
         let same = state.registry.identity(tenant, pid);
         if !same.is_some_and(Identity::is_there) {
             // It has ended; its launcher will report that.
             return true;
         }
-        let permitted = state.registry.permit(pid, changes);
-        drop(state);
-        if let Some(client) = permitted.refused {
+        let Some(entry) = state.tenants.get(&tenant) else {
+            return true;
+        };
+        let take = || self.limits.take(Resource::Objects, &entry.holder, 1).ok();
+        let permitted = state.registry.permit(pid, changes, take);
+        let logs = permitted.refused.is_some()
+            && self
+                .limits
+                .permits(Resource::LogLines, &entry.holder, Instant::now());
+        drop(guard);
+        if let Some(client) = permitted.refused.filter(|_| logs) {
             log::warn!(
                 "{tenant}: process {pid} names client {client:#x}, which is another process's; refused (logged once)"
             );

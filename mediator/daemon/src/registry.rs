@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use turnstile_accounting::TenantId;
 use turnstile_vmm::wire::ObjectChange;
 
+use crate::limits::{Held, LimitError};
 use turnstile_host::process::Identity;
 
 /// Processes of one program that use the GPU at a time.
@@ -17,7 +18,7 @@ const PROCESSES_MAX: usize = 1024;
 const CLIENTS_MAX: usize = 256;
 
 /// Why a process is not taken as a program's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ProcessError {
     /// It is no descendant of the launcher.
     #[error("the process does not descend from the one that connected, or has ended")]
@@ -31,13 +32,19 @@ pub(super) enum ProcessError {
     /// Too many.
     #[error("the program has {PROCESSES_MAX} processes on the GPU, which is the limit")]
     TooMany,
+    /// Its tenant or account has as many objects as it may have.
+    #[error(transparent)]
+    Limit(#[from] LimitError),
 }
 
 #[derive(Debug)]
 struct Owned {
     identity: Identity,
     tenant: TenantId,
-    clients: BTreeSet<u32>,
+    /// With the place that each client takes.
+    clients: BTreeMap<u32, Held>,
+    /// The place of the process itself.
+    _held: Option<Held>,
 }
 
 /// What a registry permits.
@@ -64,6 +71,7 @@ impl Registry {
         &mut self,
         tenant: TenantId,
         identity: Identity,
+        held: Option<Held>,
     ) -> Result<(), ProcessError> {
         if let Some(known) = self.processes.get(&identity.pid) {
             if known.identity == identity {
@@ -85,7 +93,8 @@ impl Registry {
         let owned = Owned {
             identity,
             tenant,
-            clients: BTreeSet::new(),
+            clients: BTreeMap::new(),
+            _held: held,
         };
         self.processes.insert(identity.pid, owned);
         Ok(())
@@ -98,7 +107,13 @@ impl Registry {
     }
 
     /// The part of `changes`, reported for process `pid`, that concerns clients of its own.
-    pub(super) fn permit(&mut self, pid: u32, changes: Vec<ObjectChange>) -> Permitted {
+    /// `take` gives the place of a new client, if there is one.
+    pub(super) fn permit(
+        &mut self,
+        pid: u32,
+        changes: Vec<ObjectChange>,
+        mut take: impl FnMut() -> Option<Held>,
+    ) -> Permitted {
         let mut permitted = Permitted::default();
         let Some(owned) = self.processes.get_mut(&pid) else {
             return permitted;
@@ -108,14 +123,17 @@ impl Registry {
                 ObjectChange::Made(object) => {
                     let room = owned.clients.len() < CLIENTS_MAX;
                     let free = !self.clients.contains_key(&object.client);
-                    if free && room {
+                    if free
+                        && room
+                        && let Some(held) = take()
+                    {
                         self.clients.insert(object.client, pid);
-                        owned.clients.insert(object.client);
+                        owned.clients.insert(object.client, held);
                     }
-                    owned.clients.contains(&object.client)
+                    owned.clients.contains_key(&object.client)
                 }
                 ObjectChange::Freed { client, handle } => {
-                    let own = owned.clients.contains(&client);
+                    let own = owned.clients.contains_key(&client);
                     if own && handle == client {
                         owned.clients.remove(&client);
                         self.clients.remove(&client);
@@ -167,6 +185,7 @@ impl Registry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::{Holder, Limits, Resource, rows};
     use turnstile_vmm::wire::ProgramObject;
 
     const A: TenantId = TenantId(1);
@@ -187,79 +206,109 @@ mod tests {
         })
     }
 
+    fn permit(registry: &mut Registry, pid: u32, changes: Vec<ObjectChange>) -> Permitted {
+        let limits = Limits::new(rows(256));
+        let holder = Holder {
+            account: "a".into(),
+            tenant: None,
+            trusted: true,
+        };
+        let take = || limits.take(Resource::Objects, &holder, 1).ok();
+        registry.permit(pid, changes, take)
+    }
+
     fn registry() -> Registry {
         let mut registry = Registry::default();
-        registry.admit(A, process(10)).unwrap();
-        registry.admit(A, process(11)).unwrap();
-        registry.admit(B, process(20)).unwrap();
+        registry.admit(A, process(10), None).unwrap();
+        registry.admit(A, process(11), None).unwrap();
+        registry.admit(B, process(20), None).unwrap();
         registry
     }
 
     #[test]
     fn the_first_to_name_a_client_has_it() {
         let mut registry = registry();
-        let first = registry.permit(10, vec![made(100, 1)]);
+        let first = permit(&mut registry, 10, vec![made(100, 1)]);
         assert_eq!((first.changes.len(), first.refused), (1, None));
         for other in [11, 20] {
-            let others = registry.permit(other, vec![made(100, 1), made(200 + other, 1)]);
+            let others = permit(
+                &mut registry,
+                other,
+                vec![made(100, 1), made(200 + other, 1)],
+            );
             assert_eq!(others.changes, [made(200 + other, 1)]);
             assert_eq!(others.refused, Some(100));
-            let again = registry.permit(other, vec![made(100, 2)]);
+            let again = permit(&mut registry, other, vec![made(100, 2)]);
             assert_eq!(again, Permitted::default(), "said once");
         }
         let freed = ObjectChange::Freed {
             client: 100,
             handle: 1,
         };
-        assert!(registry.permit(20, vec![freed]).changes.is_empty());
-        assert_eq!(registry.permit(10, vec![freed]).changes, [freed]);
+        assert!(permit(&mut registry, 20, vec![freed]).changes.is_empty());
+        assert_eq!(permit(&mut registry, 10, vec![freed]).changes, [freed]);
     }
 
     #[test]
     fn what_has_ended_can_be_named_again() {
         let mut registry = registry();
-        registry.permit(10, vec![made(100, 1), made(101, 1)]);
+        permit(&mut registry, 10, vec![made(100, 1), made(101, 1)]);
         let freed = ObjectChange::Freed {
             client: 101,
             handle: 101,
         };
-        registry.permit(10, vec![freed]);
-        assert_eq!(registry.permit(20, vec![made(101, 1)]).changes.len(), 1);
+        permit(&mut registry, 10, vec![freed]);
+        assert_eq!(
+            permit(&mut registry, 20, vec![made(101, 1)]).changes.len(),
+            1
+        );
         assert!(!registry.exited(B, 10), "not B's");
         assert!(registry.exited(A, 10));
-        assert_eq!(registry.permit(20, vec![made(100, 1)]).changes.len(), 1);
+        assert_eq!(
+            permit(&mut registry, 20, vec![made(100, 1)]).changes.len(),
+            1
+        );
         assert_eq!(registry.left(B), [20]);
-        assert_eq!(registry.permit(11, vec![made(100, 1)]).changes.len(), 1);
+        assert_eq!(
+            permit(&mut registry, 11, vec![made(100, 1)]).changes.len(),
+            1
+        );
         assert_eq!(registry.count(A), 1);
     }
 
     #[test]
     fn a_process_is_one_tenants_until_its_number_is_anothers() {
         let mut registry = registry();
-        assert_eq!(registry.admit(A, process(10)), Ok(()));
-        assert_eq!(registry.admit(B, process(10)), Err(ProcessError::Taken(A)));
-        registry.permit(10, vec![made(100, 1)]);
+        assert_eq!(registry.admit(A, process(10), None), Ok(()));
+        assert_eq!(
+            registry.admit(B, process(10), None),
+            Err(ProcessError::Taken(A))
+        );
+        permit(&mut registry, 10, vec![made(100, 1)]);
         let later = Identity {
             started: 8,
             ..process(10)
         };
-        assert_eq!(registry.admit(B, later), Ok(()));
+        assert_eq!(registry.admit(B, later, None), Ok(()));
         assert_eq!(registry.identity(A, 10), None);
-        assert_eq!(registry.permit(10, vec![made(100, 1)]).changes.len(), 1);
+        assert_eq!(
+            permit(&mut registry, 10, vec![made(100, 1)]).changes.len(),
+            1
+        );
     }
 
     #[test]
     fn both_are_bounded() {
         let mut registry = Registry::default();
         for pid in 0..PROCESSES_MAX as u32 {
-            registry.admit(A, process(pid)).unwrap();
+            registry.admit(A, process(pid), None).unwrap();
         }
         let more = process(PROCESSES_MAX as u32);
-        assert_eq!(registry.admit(A, more), Err(ProcessError::TooMany));
-        assert_eq!(registry.admit(B, more), Ok(()));
+        assert_eq!(registry.admit(A, more, None), Err(ProcessError::TooMany));
+        assert_eq!(registry.admit(B, more, None), Ok(()));
         let changes = (0..2 * CLIENTS_MAX as u32).map(|client| made(client, 1));
         assert_eq!(
-            registry.permit(5, changes.collect()).changes.len(),
+            permit(&mut registry, 5, changes.collect()).changes.len(),
             CLIENTS_MAX
         );
     }

@@ -184,7 +184,6 @@ impl Checked<'_> {
                 .iter()
                 .all(|channel| channel.pending == 0)
         );
-        assert!(!gpu.is_quiet(UNKNOWN));
         gpu.carry_out(&[Order::Suspend(UNKNOWN), Order::Hold(UNKNOWN, COMPUTE)]);
         gpu.carry_out(&[Order::Resume(UNKNOWN), Order::Release(UNKNOWN, COMPUTE)]);
         gpu.destroy_context(UNKNOWN);
@@ -323,7 +322,7 @@ impl Checked<'_> {
         assert_eq!(refused, Err(MoveError::MayRun(A)));
         self.fill(&mut channel, va, 0x0101_0101);
         self.gpu.carry_out(&[Order::Suspend(A)]);
-        self.wait("quiet tenant", || self.gpu.is_quiet(A));
+        self.wait("quiet tenant", || self.gpu.memory(A).is_quiet);
         for direction in [Direction::Out, Direction::In] {
             self.gpu.move_memory(order(direction)).expect("a move");
             self.wait("moved chunk", || {

@@ -178,6 +178,8 @@ pub struct TenantMemory {
     pub free_bytes: u64,
     /// Bytes that it holds; zero without [`Capabilities::memory_held`].
     pub held_bytes: u64,
+    /// It is suspended and executes nothing any more, which moving its memory requires.
+    pub is_quiet: bool,
 }
 
 /// A change at a VM's doorbells.
@@ -323,11 +325,6 @@ pub trait Channels: Send + Sync + fmt::Debug {
 pub trait Suspension: Send + Sync + fmt::Debug {
     /// Takes orders, and returns at once: work may stop later.
     fn carry_out(&self, orders: &[Order]);
-
-    /// Whether a suspended tenant executes nothing any more, which moving its memory requires.
-    fn is_quiet(&self, _tenant: TenantId) -> bool {
-        false
-    }
 }
 
 /// GPU memory of tenants.
@@ -399,6 +396,16 @@ pub trait Gpu: Channels + Suspension + Memory + Metering {
     /// What it reports about its own work.
     fn report(&self) -> Report {
         Report::default()
+    }
+
+    /// Checks that the sources of engine state are readable: called at the end of each period, and
+    /// what is after the last success is not known. With `take_back` a silent GPU is reset first:
+    /// its contexts are gone then, and its clock goes on.
+    ///
+    /// # Errors
+    /// Why it does not answer.
+    fn answers(&self, _take_back: bool) -> Result<(), String> {
+        Ok(())
     }
 }
 

@@ -5,8 +5,8 @@
 //!   privileges.
 //! - *Files*, before any thread begins (Landlock): the daemon reads system folders, writes the
 //!   folders of ledger, state and sockets, and executes nothing.
-//! - *System calls*, as each thread begins (seccomp): it keeps the list of its [`Role`]; others
-//!   fail with EPERM.
+//! - *System calls*, before any thread begins and again as each begins (seccomp): a thread keeps
+//!   the list of its [`Role`], and one without a role the process's list; others fail with EPERM.
 //!
 //! With a GPU in hardware the process as a whole keeps the first two. NVIDIA's driver gives its
 //! records and suspensions to the superuser alone. The daemon starts and ends workers, which become
@@ -75,6 +75,8 @@ pub struct Files {
 /// Task of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
+    /// The main thread, and each thread without a role of its own.
+    Process,
     /// Reads engine state, decides, moves gates and memory.
     Accounting,
     /// Serves VMMs; accepts VMs and serves their mailboxes in threads that it begins.
@@ -284,6 +286,26 @@ const FILES: &[libc::c_long] = &[
 const CONNECTIONS: &[libc::c_long] =
     &[libc::SYS_socket, libc::SYS_connect, libc::SYS_bind, libc::SYS_epoll_create1, libc::SYS_sendmmsg, libc::SYS_uname];
 
+/// What the main thread needs to begin: sockets, limits, signals, folders; what fronts need to
+/// notice doorbell writes.
+#[rustfmt::skip]
+const BEGINNING: &[libc::c_long] = &[
+    libc::SYS_listen, libc::SYS_socketpair, libc::SYS_pipe2, libc::SYS_dup, libc::SYS_dup3, libc::SYS_prlimit64,
+    libc::SYS_rt_sigaction, libc::SYS_rt_sigtimedwait, libc::SYS_fchmodat, libc::SYS_fchownat, libc::SYS_mkdirat,
+    libc::SYS_umask, libc::SYS_statfs, libc::SYS_fstatfs, libc::SYS_utimensat, libc::SYS_linkat, libc::SYS_getuid,
+    libc::SYS_getgid, libc::SYS_getegid, libc::SYS_getppid, libc::SYS_sysinfo, libc::SYS_pselect6, libc::SYS_ioctl,
+    libc::SYS_userfaultfd, libc::SYS_mlock, libc::SYS_munlock, libc::SYS_mincore, libc::SYS_msync, libc::SYS_fadvise64,
+    libc::SYS_get_robust_list, libc::SYS_sched_setaffinity, libc::SYS_wait4, libc::SYS_waitid, libc::SYS_pread64,
+    // Landlock and capabilities, which a thread may only give up further.
+    libc::SYS_landlock_create_ruleset, libc::SYS_landlock_add_rule, libc::SYS_landlock_restrict_self,
+    libc::SYS_capget, libc::SYS_capset, libc::SYS_getgroups,
+    #[cfg(target_arch = "x86_64")] libc::SYS_mkdir, #[cfg(target_arch = "x86_64")] libc::SYS_chmod,
+    #[cfg(target_arch = "x86_64")] libc::SYS_chown, #[cfg(target_arch = "x86_64")] libc::SYS_rmdir,
+    #[cfg(target_arch = "x86_64")] libc::SYS_link, #[cfg(target_arch = "x86_64")] libc::SYS_pipe,
+    #[cfg(target_arch = "x86_64")] libc::SYS_dup2, #[cfg(target_arch = "x86_64")] libc::SYS_eventfd,
+    #[cfg(target_arch = "x86_64")] libc::SYS_select,
+];
+
 /// Identity of the peer of a socket.
 #[rustfmt::skip]
 const PEERS: &[libc::c_long] = &[libc::SYS_pidfd_open, libc::SYS_pidfd_send_signal];
@@ -301,7 +323,20 @@ impl Role {
 
     fn lists(self, software: bool) -> &'static [&'static [libc::c_long]] {
         match self {
-            Self::Accounting if !software => &[EVERY, SOCKETS, SHARED_MEMORY, FILES, DEVICE],
+            Self::Process => &[
+                EVERY,
+                THREADS,
+                SOCKETS,
+                SHARED_MEMORY,
+                FILES,
+                CONNECTIONS,
+                PEERS,
+                BEGINNING,
+            ],
+            // It connects again to a device that failed.
+            Self::Accounting if !software => {
+                &[EVERY, SOCKETS, SHARED_MEMORY, FILES, CONNECTIONS, DEVICE]
+            }
             Self::Engine => &[EVERY, SHARED_MEMORY],
             Self::Accounting => &[EVERY, SOCKETS, SHARED_MEMORY],
             Self::Control => &[EVERY, THREADS, SOCKETS, SHARED_MEMORY, FILES, PEERS],

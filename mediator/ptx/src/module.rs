@@ -22,6 +22,8 @@ pub struct Symbol {
 pub struct Module {
     entries: Vec<Entry>,
     image: Vec<u8>,
+    /// Length of the image, which outlives it.
+    global_bytes: u64,
     symbols: HashMap<String, Symbol>,
 }
 
@@ -50,6 +52,7 @@ impl Module {
             module: Module {
                 entries: Vec::new(),
                 image: Vec::new(),
+                global_bytes: 0,
                 symbols: HashMap::new(),
             },
             instructions: 0,
@@ -79,12 +82,17 @@ impl Module {
 
     /// Bytes that the module's variables occupy in device memory; place them aligned to 256.
     pub fn global_bytes(&self) -> u64 {
-        self.image.len() as u64
+        self.global_bytes
     }
 
     /// What those bytes are before the first launch.
     pub fn global_image(&self) -> &[u8] {
         &self.image
+    }
+
+    /// Takes those bytes, so that they are not kept once they are placed.
+    pub fn take_image(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.image)
     }
 
     /// A global or constant variable.
@@ -202,6 +210,7 @@ impl<'a> Loader<'a, '_> {
         let offset = layout.place(line, (size, variable.align), limit)?;
         // CAST: the limit was checked; an image is far below the address space.
         self.module.image.resize(layout.bytes as usize, 0);
+        self.module.global_bytes = layout.bytes;
         if self.parser.accept(b'=')? {
             self.initialiser(&variable, offset as usize, size as usize)?;
         }

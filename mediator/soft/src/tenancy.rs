@@ -174,10 +174,6 @@ macro_rules! impl_gpu {
                     });
                 }
             }
-
-            fn is_quiet(&self, tenant: TenantId) -> bool {
-                self.with_core(|core| core.is_quiet(tenant))
-            }
         }
 
         impl Memory for $driver {
@@ -214,6 +210,7 @@ macro_rules! impl_gpu {
                 context.map_or_else(|_| TenantMemory::default(), |context| TenantMemory {
                     free_bytes: context.space.free_bytes(),
                     held_bytes: context.space.held_bytes(),
+                    is_quiet: self.with_core(|core| core.is_quiet(tenant)),
                 })
             }
 

@@ -55,6 +55,19 @@ impl HostArea {
         Ok(Self { region })
     }
 
+    /// Removes what a device wrote before it was reset.
+    pub(super) fn clear(&self) {
+        self.leave(area::LOG_PUT, &[0; 8]);
+        self.leave(CHANGES.put, &[0; 8]);
+        let zeros = [0; 8];
+        for page in 0..PAGES {
+            let page = u64::from(page);
+            self.leave(area::CHANNELS + page * area::CHANNEL_BYTES, &zeros);
+            let demand = demand::CONTEXTS + page * demand::CONTEXT_BYTES;
+            self.leave(DEMAND + demand, &zeros);
+        }
+    }
+
     /// The memory, for the IOMMU.
     pub(super) fn region(&self) -> &MmapRegion<()> {
         &self.region

@@ -50,9 +50,7 @@ pub enum BusError {
         source: io::Error,
     },
     /// Memory could not be mapped for the device, or unmapped.
-    #[error(
-        "Mapping {bytes:#x} bytes at {iova:#x} for the device, or taking that back, failed (locked memory limit?)"
-    )]
+    #[error("Mapping {bytes:#x} bytes at {iova:#x} for the device, or taking that back, failed")]
     Dma {
         /// Address for the device.
         iova: u64,
@@ -119,6 +117,14 @@ pub trait Bus: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`BusError::Dma`].
     fn dma_unmap(&self, iova: u64, bytes: u64) -> Result<(), BusError>;
+
+    /// Connects again to a device that failed; DMA mappings and vectors of before are gone.
+    ///
+    /// # Errors
+    /// If there is no device yet.
+    fn reconnect(&self) -> Result<(), BusError> {
+        Ok(())
+    }
 
     /// Short description of the device.
     fn describe(&self) -> String;

@@ -21,6 +21,8 @@ struct State {
     at: Moment,
     read: Instant,
     reported: Moment,
+    /// Added to times of the device: what its clock showed before it began anew, in nanoseconds.
+    shift_ns: u64,
 }
 
 /// The estimate of the clock.
@@ -34,6 +36,7 @@ impl Clock {
             at,
             read: Instant::now(),
             reported: at,
+            shift_ns: 0,
         }))
     }
 
@@ -56,9 +59,24 @@ impl Clock {
         state.read.elapsed().as_nanos() as u64 > STALE.0
     }
 
+    /// A time of the device on this clock.
+    pub(super) fn shifted(&self, at: Moment) -> Moment {
+        Moment(at.0.saturating_add(self.lock().shift_ns))
+    }
+
+    /// The device's clock began anew, or goes on, and shows `at`. This clock goes on.
+    pub(super) fn begin_anew(&self, at: Moment) {
+        let mut state = self.lock();
+        let now = state.extrapolate(Instant::now()).max(state.reported);
+        state.shift_ns = now.0.saturating_sub(at.0);
+        state.at = Moment(at.0 + state.shift_ns);
+        state.read = Instant::now();
+    }
+
     /// Takes a value of the register, and the instant before it was read.
     pub(super) fn set(&self, begin: Instant, at: Moment) {
         let mut state = self.lock();
+        let at = Moment(at.0.saturating_add(state.shift_ns));
         let read = Instant::now();
         let known = state.extrapolate(read);
         // CAST: 584 years.
@@ -91,5 +109,11 @@ mod tests {
         clock.set(Instant::now(), Moment(9_000_000_000));
         assert!(clock.now() >= Moment(9_000_000_000));
         assert!(!clock.is_stale());
+        let before = clock.now();
+        clock.begin_anew(Moment(7));
+        assert!(clock.now() >= before);
+        assert!(clock.shifted(Moment(7)) >= before);
+        clock.set(Instant::now(), Moment(1_000_007));
+        assert!(clock.now() >= clock.shifted(Moment(1_000_007)));
     }
 }

@@ -26,6 +26,8 @@ struct Limits {
     engines: u8,
     /// Time of the change before.
     from: Moment,
+    /// Added to the device's times.
+    shift_ns: u64,
     now: Moment,
 }
 
@@ -34,6 +36,7 @@ impl Record {
     /// that is not the device's, happened with that.
     fn check(self, limits: Limits) -> Option<DemandEvent> {
         let [at, rest] = self.0;
+        let at = at.saturating_add(limits.shift_ns);
         // CAST: fields of 32 and 16 bits.
         let (context, engine) = (rest as u32, (rest >> 32) as u16);
         let demand = demand_of(rest >> 48)?;
@@ -67,6 +70,7 @@ pub(super) struct DemandReader {
     records: Vec<[u64; 2]>,
     /// Times at which records were lost or made no sense.
     losses: u64,
+    shift_ns: u64,
 }
 
 impl DemandReader {
@@ -78,7 +82,14 @@ impl DemandReader {
             last: Moment(0),
             records: Vec::new(),
             losses: 0,
+            shift_ns: 0,
         }
+    }
+
+    /// The device was reset: its log begins anew, with times that are `shift_ns` behind the clock.
+    pub(super) fn begin_anew(&mut self, shift_ns: u64) {
+        self.get = 0;
+        self.shift_ns = shift_ns;
     }
 
     /// Times at which the present state was read instead of changes.
@@ -100,6 +111,7 @@ impl DemandReader {
             let limits = Limits {
                 engines: self.engines,
                 from: self.last,
+                shift_ns: self.shift_ns,
                 now,
             };
             match Record(record).check(limits) {

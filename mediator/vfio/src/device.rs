@@ -1,20 +1,22 @@
 //! The backend: [`Gpu`] over a device on a [`Bus`].
 
+mod again;
+
 use std::fs::File;
-use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use turnstile_abi::physical::{AdminOp, BAR_REGS, DEVICE_ID, RESULTS, VECTORS, regs, status};
-use turnstile_abi::{ErrorCode, PAGE_BYTES, pci};
+use turnstile_abi::physical::{AdminOp, RESULTS, VECTORS, regs, status};
+use turnstile_abi::{ErrorCode, PAGE_BYTES};
 use turnstile_accounting::{EngineId, Moment, Nanos, TenantId};
-use vm_memory::{Bytes, FileOffset, GuestMemoryBackend, MmapRegion, VolatileMemory};
+use vm_memory::{Bytes, GuestMemoryBackend, MmapRegion, VolatileMemory};
 
 use super::admin::Admin;
 use super::area::{self, HostArea};
-use super::bus::{Bus, BusError, Region};
+use super::begin::{identify, status_page};
+use super::bus::{Bus, BusError};
 use super::clock::Clock;
 use super::demand::DemandReader;
 use super::error::StartError;
@@ -33,10 +35,6 @@ use turnstile_host::memory_file::memory_file;
 /// access of 4 bytes can pass it, and outside of the addresses that x86 hosts reserve for
 /// interrupts.
 const AREA_IOVA: u32 = 0x1000_0000;
-/// Bits of the command register in configuration space: memory decoding, bus mastering.
-const COMMAND_ENABLE: u16 = 0x0006;
-/// Offset of that register.
-const COMMAND: u64 = 0x04;
 
 /// A GPU behind a bus.
 #[derive(Debug)]
@@ -44,7 +42,8 @@ pub struct VfioGpu {
     bus: Arc<dyn Bus>,
     admin: Admin,
     capabilities: Capabilities,
-    status: MmapRegion<()>,
+    /// The page of status registers; another one after the device was taken back.
+    status: RwLock<MmapRegion<()>>,
     clock: Clock,
     log_get: Mutex<u64>,
     /// None where the device does not report demand.
@@ -52,8 +51,12 @@ pub struct VfioGpu {
     /// None where the device has no holds.
     notices: Option<Notices>,
     tenants: Mutex<Tenants>,
-    /// Number of failed accesses, of which the first is logged.
+    /// Number of failed accesses.
     errors: AtomicU64,
+    /// Faults as of the last reading.
+    dma_faults: AtomicU32,
+    /// Why the device does not answer, if so: its first failure.
+    lost: Mutex<Option<String>>,
 }
 
 impl VfioGpu {
@@ -62,43 +65,12 @@ impl VfioGpu {
     /// # Errors
     /// If it is another device, or violates the contract.
     pub fn new(bus: Arc<dyn Bus>) -> Result<Self, StartError> {
-        let mut ids = [0; 4];
-        bus.read(Region::Config, 0, &mut ids)?;
-        let mut command = [0; 2];
-        bus.read(Region::Config, COMMAND, &mut command)?;
-        let enabled = u16::from_le_bytes(command) | COMMAND_ENABLE;
-        bus.write(Region::Config, COMMAND, &enabled.to_le_bytes())?;
         let area = HostArea::new().map_err(StartError::Memory)?;
         let admin = Admin::new(bus.clone(), area);
-        let vendor = u16::from_le_bytes([ids[0], ids[1]]);
-        let device = u16::from_le_bytes([ids[2], ids[3]]);
-        let identity = admin.read32(regs::IDENTITY)?;
-        let version = admin.read32(regs::VERSION)?;
-        if (vendor, device) != (pci::VENDOR_ID, DEVICE_ID)
-            || identity != regs::IDENTITY_VALUE
-            || version >> 16 != regs::VERSION_VALUE >> 16
-        {
-            return Err(StartError::Foreign {
-                vendor,
-                device,
-                version,
-            });
-        }
+        let version = identify(&*bus, &admin)?;
         let capabilities = capabilities(&admin, version)?;
         admin.write32(regs::RESET, 1)?;
-        let page = bus.file(Region::Bar(BAR_REGS), status::PAGE, PAGE_BYTES)?;
-        let file = FileOffset::new(page.file, page.offset);
-        let map = MmapRegion::build(
-            Some(file),
-            PAGE_BYTES as usize,
-            libc::PROT_READ,
-            libc::MAP_SHARED,
-        );
-        let map = map.map_err(|error| BusError::Map {
-            region: Region::Bar(BAR_REGS),
-            offset: status::PAGE,
-            source: io::Error::other(error),
-        })?;
+        let map = status_page(&*bus)?;
         let engines = capabilities.compute_engines + capabilities.copy_engines;
         let reader = capabilities.demand.then(|| DemandReader::new(engines));
         let notices = capabilities
@@ -114,29 +86,22 @@ impl VfioGpu {
             clock,
             bus,
             admin,
-            status: map,
+            status: RwLock::new(map),
             log_get: Mutex::new(0),
             demand: reader.map(Mutex::new),
             notices,
             tenants: Mutex::new(Tenants::new(vectors)),
             errors: AtomicU64::new(0),
+            dma_faults: AtomicU32::new(0),
+            lost: Mutex::default(),
         };
-        gpu.take_area(regs::HOST_AREA, AREA_IOVA)?;
-        if gpu.demand.is_some() {
-            // CAST: some MiB.
-            gpu.take_area(regs::DEMAND_AREA, AREA_IOVA + area::DEMAND as u32)?;
-        }
+        gpu.take_areas()?;
         log::info!("GPU: {}", gpu.bus.describe());
         Ok(gpu)
     }
 
-    /// Makes the device use an area.
-    fn take_area(&self, register: u64, iova: u32) -> Result<(), StartError> {
-        self.admin.write32(register, iova)?;
-        match self.admin.read64(register)? == u64::from(iova) {
-            true => Ok(()),
-            false => Err(StartError::NoDma),
-        }
+    fn lost(&self) -> MutexGuard<'_, Option<String>> {
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The bus of the device.
@@ -164,16 +129,25 @@ impl VfioGpu {
         self.tenants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Logs the first failure of the bus: a device that is gone fails at every access.
+    /// Counts a failure. A failed access means that the device is lost, which is logged once.
     fn logged<T>(&self, result: Result<T, BusError>) -> Option<T> {
         let error = match result {
             Ok(value) => return Some(value),
             Err(error) => error,
         };
-        if self.errors.fetch_add(1, Ordering::Relaxed) == 0 {
-            log::error!("GPU: {error}");
+        self.errors.fetch_add(1, Ordering::Relaxed);
+        if matches!(error, BusError::Access { .. }) {
+            self.lose(&error.to_string());
         }
         None
+    }
+
+    fn lose(&self, reason: &str) {
+        let mut lost = self.lost();
+        if lost.is_none() {
+            log::error!("GPU: {reason}");
+            *lost = Some(reason.to_owned());
+        }
     }
 
     fn command(
@@ -228,8 +202,11 @@ impl VfioGpu {
 
     fn read_clock(&self) {
         let begin = Instant::now();
-        if let Some(time) = self.logged(self.admin.read64(regs::TIME)) {
-            self.clock.set(begin, Moment(time));
+        match self.logged(self.admin.read64(regs::TIME)) {
+            // SOURCE: PCI Express Base Specification, 2.3.2: reads of a device that is gone.
+            Some(u64::MAX) => self.lose("Its registers read as all ones: it is off the bus"),
+            Some(time) => self.clock.set(begin, Moment(time)),
+            None => {}
         }
     }
 }
@@ -242,7 +219,7 @@ impl Gpu for VfioGpu {
     fn report(&self) -> Report {
         let losses = self.demand().map_or(0, |reader| reader.losses());
         let figures = [
-            ("dma_faults", self.dma_faults().into()),
+            ("dma_faults", self.dma_faults.load(Ordering::Relaxed).into()),
             ("bus_errors", self.errors.load(Ordering::Relaxed)),
             ("demand_losses", losses),
         ];
@@ -250,6 +227,19 @@ impl Gpu for VfioGpu {
             figures: figures.into(),
             ..Report::default()
         }
+    }
+
+    /// Reads the clock: a device that answers knows until then.
+    fn answers(&self, take_back: bool) -> Result<(), String> {
+        if take_back {
+            self.take_again().map_err(|error| error.to_string())?;
+            *self.lost() = None;
+        }
+        if self.lost().is_none() {
+            self.read_clock();
+            self.dma_faults.store(self.dma_faults(), Ordering::Relaxed);
+        }
+        self.lost().clone().map_or(Ok(()), Err)
     }
 }
 
@@ -406,7 +396,7 @@ impl Memory for VfioGpu {
         let words = self.command(AdminOp::Memory, tenant, &[]);
         TenantMemory {
             free_bytes: words.map_or(0, |words| words[0]),
-            held_bytes: 0,
+            ..TenantMemory::default()
         }
     }
 }
@@ -418,7 +408,8 @@ impl Metering for VfioGpu {
 
     fn engine_status(&self, engine: EngineId) -> EngineStatus {
         let at = status::engine(engine.0) as usize;
-        let word = self.status.as_volatile_slice();
+        let status = self.status.read().unwrap_or_else(PoisonError::into_inner);
+        let word = status.as_volatile_slice();
         let word = u64::from_le(word.load(at, Ordering::Acquire).unwrap_or(0));
         EngineStatus {
             // CAST: the context is in the low half.
@@ -442,6 +433,7 @@ impl Metering for VfioGpu {
             };
             channels.push(shown.map_or(none, |shown| ChannelActivity {
                 channel: *channel,
+                last_active: self.clock.shifted(shown.last_active),
                 ..shown
             }));
         }
@@ -461,7 +453,11 @@ impl Metering for VfioGpu {
         }
         drop(tenants);
         let mut get = self.log_get.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = reading.switches.len();
         self.admin.area.read_log(&mut get, &mut reading.switches);
+        for event in &mut reading.switches[first..] {
+            event.at = self.clock.shifted(event.at);
+        }
     }
 
     fn wait(&self, length: Nanos) -> bool {

@@ -22,6 +22,9 @@ pub enum StartError {
         /// The version of its contract.
         version: u32,
     },
+    /// A device that was taken back is another one.
+    #[error("The device reports other engines and memory than before it failed")]
+    Changed,
     /// The engines that it reports are contradictory, or beyond the contract.
     #[error("The device reports engines that cannot be ({word:#010x})")]
     Engines {

@@ -18,6 +18,7 @@
 
 mod admin;
 mod area;
+mod begin;
 mod bus;
 mod clock;
 mod demand;

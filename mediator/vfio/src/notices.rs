@@ -32,12 +32,17 @@ impl Notices {
             vector: VECTOR,
             source: errno.into(),
         })?;
-        bus.connect(VECTOR, Some(event.as_fd()))?;
         let notices = Self {
             event: File::from(event),
         };
-        notices.arm(admin)?;
+        notices.connect(bus, admin)?;
         Ok(notices)
+    }
+
+    /// Connects the vector to a device that was reset, and arms it.
+    pub(super) fn connect(&self, bus: &dyn Bus, admin: &Admin) -> Result<(), BusError> {
+        bus.connect(VECTOR, Some(self.event.as_fd()))?;
+        self.arm(admin)
     }
 
     /// Makes the device raise the vector at the next notice, or at once if it kept one.

@@ -2,6 +2,7 @@
 
 mod altered;
 mod holds;
+mod silence;
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;

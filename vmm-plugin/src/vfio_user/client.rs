@@ -101,6 +101,18 @@ impl Client {
         Ok(client)
     }
 
+    /// Sets the time after which a server that takes or answers nothing has failed. The connection
+    /// is of no use afterwards.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn set_timeout(&self, timeout: Duration) -> Result<(), ClientError> {
+        let stream = self.socket.stream();
+        let set = stream.set_read_timeout(Some(timeout));
+        set.and_then(|()| stream.set_write_timeout(Some(timeout)))
+            .map_err(ClientError::Connect)
+    }
+
     /// The server's capabilities.
     pub fn server(&self) -> Capabilities {
         self.server

@@ -4,7 +4,8 @@
 //! A frame is a little-endian u32 length and that many bytes of JSON. File descriptors arrive with
 //! the frame's first bytes (SCM_RIGHTS). The VMM sends [`ToDaemon::Hello`] first; the daemon
 //! answers [`ToVmm::Welcome`], or [`ToVmm::Refused`] and closes. The end of the connection ends the
-//! tenant.
+//! tenant, and so does the end of the process that connected or of the one that
+//! [`ToDaemon::Owner`] names, whatever other process has a copy of the socket.
 //!
 //! The launcher of a program sends [`ToDaemon::Program`] instead; the answer is
 //! [`ToVmm::Admitted`]. From then on it reports the program's processes, the objects that the
@@ -101,6 +102,9 @@ const fn is_not(flag: &bool) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum ToDaemon {
+    /// The tenant ends with this process, a pidfd, and no longer with the one that connected. For a
+    /// process that connects and passes the socket on.
+    Owner {},
     /// First frame. Descriptors: the guest memory's memfd, sealed against shrinking; then one
     /// eventfd per vector, which the daemon signals to raise the interrupt. Without regions there
     /// is no memfd: the memory follows in [`Self::MapMemory`], if the GPU supports that.

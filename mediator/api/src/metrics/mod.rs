@@ -3,6 +3,7 @@
 
 mod accounts;
 mod dcgm;
+mod limits;
 mod make;
 mod tenants;
 
@@ -98,6 +99,7 @@ pub(crate) fn families(
     ));
     all.extend(tenants::families(gpu, host, names));
     all.extend(accounts::families(gpu, host));
+    all.extend(limits::families(&host.limits));
     if let Some(ledger) = ledger {
         all.extend(durable(ledger));
     }

@@ -170,7 +170,10 @@ fn snake(name: &str) -> String {
 pub(super) fn families(gpu: &str, host: &HostSnapshot, names: &Names) -> Vec<MetricFamily> {
     let unknown = String::new();
     let uuid = |t: &TenantSnapshot| names.uuids.get(&t.tenant).unwrap_or(&unknown).as_str();
-    let tenants = &host.tenants;
+    // Departed tenants keep what only grows: a scraper sees all that they used.
+    let departed = host.departed.iter().map(|tenant| &**tenant);
+    let tenants: Vec<&TenantSnapshot> = host.tenants.iter().chain(departed).collect();
+    let present = host.tenants.len();
     let each = |make: &dyn Fn(&TenantSnapshot, &str) -> Vec<Metric>| -> Vec<Metric> {
         tenants.iter().flat_map(|t| make(t, uuid(t))).collect()
     };
@@ -195,7 +198,12 @@ pub(super) fn families(gpu: &str, host: &HostSnapshot, names: &Names) -> Vec<Met
         }),
     )];
     for row in &ROWS {
-        let metrics = each(&|t, vm| {
+        let shown = match row.kind {
+            MetricType::COUNTER => tenants.len(),
+            _ => present,
+        };
+        let metrics = tenants[..shown].iter().flat_map(|t| {
+            let vm = uuid(t);
             let mut labels = vec![("vm", vm), ("gpu", gpu)];
             if let (BILLED, Some(project)) = (row.name, names.projects.get(&t.name)) {
                 labels.push(("project_id", project));
@@ -204,9 +212,9 @@ pub(super) fn families(gpu: &str, host: &HostSnapshot, names: &Names) -> Vec<Met
             value
                 .map(|value| metric(row.kind, &labels, value))
                 .into_iter()
-                .collect()
+                .collect::<Vec<Metric>>()
         });
-        all.push(family(row.name, row.help, row.kind, metrics));
+        all.push(family(row.name, row.help, row.kind, metrics.collect()));
     }
     all.push(family(
         "turnstile_vm_preemptions_total",

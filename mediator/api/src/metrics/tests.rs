@@ -11,8 +11,8 @@ use turnstile_accounting::{AccountId, EngineId, Moment, Nanos, TenantId};
 use super::tenants::ROWS;
 use super::*;
 use turnstile_daemon::histogram::Histogram;
-use turnstile_daemon::{AccountSnapshot, MemorySnapshot, TenantKind, TenantSnapshot};
-use turnstile_mediation::Tally;
+use turnstile_daemon::limits::{Holder, Limits, LimitsSnapshot, Resource, rows};
+use turnstile_daemon::{AccountSnapshot, MemorySnapshot, TenantSnapshot};
 
 fn identity() -> Identity {
     Identity {
@@ -23,34 +23,29 @@ fn identity() -> Identity {
     }
 }
 
+/// What an account holds.
+fn limits() -> LimitsSnapshot {
+    let limits = Limits::new(rows(256));
+    let holder = Holder {
+        account: "gold".into(),
+        tenant: Some(TenantId(1)),
+        trusted: false,
+    };
+    let _held = limits.take(Resource::Objects, &holder, 3).unwrap();
+    limits.snapshot()
+}
+
 /// A GPU with two tenants.
 pub(crate) fn host() -> HostSnapshot {
     let tenant = |number, name: &str| TenantSnapshot {
         tenant: TenantId(number),
-        name: name.into(),
         account: "gold".into(),
-        kind: TenantKind::Vm,
         weight: 300,
-        cap: None,
-        latency_target: false,
         admitted: number == 1,
-        compute_ns: Nanos(0),
-        copy_ns: Nanos(0),
         copy_bytes: Some(0),
-        engine_ns: Nanos(0),
-        held_ns: Nanos(0),
-        entitled_ns: Nanos(0),
-        waited_ns: Nanos(0),
-        backlogged: false,
-        doorbells_trapped: 0,
-        gate_moves: 0,
-        slices: 0,
-        tally: Tally::default(),
-        latency: Histogram::default(),
-        faults: BTreeMap::new(),
-        memory_held_bytes: None,
         memory_limit_bytes: Some(64 << 20),
         memory: Some(MemorySnapshot::default()),
+        ..TenantSnapshot::of_name(name)
     };
     let mut busy = tenant(1, "batch");
     busy.compute_ns = Nanos(1_512_250_000_000);
@@ -87,6 +82,12 @@ pub(crate) fn host() -> HostSnapshot {
         ],
         conservation_error_ns: 0,
         untracked: Vec::new(),
+        limits: limits(),
+        departed: Vec::new(),
+        settings: BTreeMap::new(),
+        owners: BTreeMap::new(),
+        ledger: None,
+        ledger_reason: None,
         ledger_errors: 0,
         switches: Histogram::default(),
     }
@@ -185,4 +186,21 @@ fn metrics_in_rules_and_dashboard_are_exposed() {
         let head = format!("# TYPE {name} ");
         assert!(exposed.contains(&head), "{name} is not exposed");
     }
+}
+
+#[test]
+fn departed_tenant_keeps_what_only_grows() {
+    let mut host = host();
+    let mut gone = TenantSnapshot::of_name("short-lived");
+    (gone.tenant, gone.compute_ns) = (TenantId(7), Nanos(24_900_000_000));
+    host.departed = vec![std::sync::Arc::new(gone)];
+    let text = exposed(&host);
+    let series = |name: &str| text.lines().filter(|line| line.starts_with(name)).count();
+    assert_eq!(series("turnstile_vm_gpu_seconds_total{"), 3);
+    assert!(text.contains(" 24.9\n"), "{text}");
+    assert_eq!(
+        series("turnstile_vm_held{"),
+        2,
+        "no state of a tenant that left"
+    );
 }

@@ -296,3 +296,45 @@ fn usage_is_all_of_it_or_a_refusal() {
     get(&socket, &format!("/v1/usage/events?{open}")).problem(409);
     get(&socket, &format!("/v1/usage?{range}&gpu=x")).problem(404);
 }
+
+#[test]
+fn half_requests_of_one_user_do_not_shut_it_out() {
+    let bench = bench();
+    let half = || {
+        let mut stream = connect(&bench.socket());
+        stream
+            .write_all(b"GET /v1/vms HTTP/1.1\r\nHost: a\r\n")
+            .unwrap();
+        stream
+    };
+    let mut held: Vec<_> = (0..64).map(|_| half()).collect();
+    assert_eq!(get(&bench.socket(), "/v1/vms").status, 200);
+    // The slowest ended.
+    let ended = held[0].read(&mut [0]);
+    let reset = |error: &std::io::Error| error.kind() == std::io::ErrorKind::ConnectionReset;
+    assert!(
+        ended.as_ref().map_or_else(reset, |bytes| *bytes == 0),
+        "{ended:?}"
+    );
+}
+
+#[test]
+fn event_streams_of_one_client_are_bounded() {
+    let bench = bench();
+    let follow = || {
+        let mut stream = connect(&bench.socket());
+        let request = b"GET /v1/events/stream HTTP/1.1\r\nHost: a\r\n\r\n";
+        stream.write_all(request).unwrap();
+        let mut head = [0; 12];
+        stream.read_exact(&mut head).unwrap();
+        (String::from_utf8_lossy(&head).into_owned(), stream)
+    };
+    let streams: Vec<_> = (0..16).map(|_| follow()).collect();
+    assert!(streams.iter().all(|(head, _)| head.ends_with("200")));
+    assert!(follow().0.ends_with("429"));
+    drop(streams);
+    let begin = Instant::now();
+    while !follow().0.ends_with("200") {
+        assert!(begin.elapsed() < PATIENCE);
+    }
+}

@@ -239,10 +239,6 @@ impl Suspension for FakeGpu {
             }
         }
     }
-    fn is_quiet(&self, tenant: TenantId) -> bool {
-        let moves = self.moves.as_ref();
-        moves.is_some_and(|moves| moves.sets.is_still(tenant))
-    }
 }
 
 impl Memory for FakeGpu {
@@ -253,7 +249,11 @@ impl Memory for FakeGpu {
         self.soft.free(tenant, va)
     }
     fn memory(&self, tenant: TenantId) -> TenantMemory {
-        self.soft.memory(tenant)
+        let moves = self.moves.as_ref();
+        TenantMemory {
+            is_quiet: moves.is_some_and(|moves| moves.sets.is_still(tenant)),
+            ..self.soft.memory(tenant)
+        }
     }
     fn move_memory(&self, order: MoveOrder) -> Result<(), MoveError> {
         let moves = self.moves.as_ref().ok_or(MoveError::Unsupported)?;

@@ -295,13 +295,13 @@ fn memory_of_a_vm_has_one_bound_and_fits_on_the_gpu() {
         |vm: u64, card: u64| format!("[memory]\nvm_mib = {vm}\n[gpu.soft]\nmemory_mib = {card}\n");
     from(&of(mib, mib)).unwrap();
     from(&of(288 << 10, 288 << 10)).unwrap();
-    assert!(told(&of(mib + 2, mib + 2)).contains("is not within 2 and 1048576"));
-    let small = told(&of(100_000, 1_024));
+    assert!(refusal(&of(mib + 2, mib + 2)).contains("is not within 2 and 1048576"));
+    let small = refusal(&of(100_000, 1_024));
     assert!(
         small.contains("does not fit on a GPU of 1024 MiB"),
         "{small}"
     );
-    assert!(told(&of(63, 1_024)).contains("a multiple of 2 MiB"));
+    assert!(refusal(&of(63, 1_024)).contains("a multiple of 2 MiB"));
 }
 
 #[test]
@@ -314,7 +314,7 @@ fn names_of_orchestrators_are_taken() {
     for name in ["", "a/b", "a b", "ä", &format!("{pod}c")] {
         assert!(!crate::is_tenant_name(name), "{name}");
     }
-    let vms = told(&format!(
+    let vms = refusal(&format!(
         "[vfio_user]\nfolder = \"/run\"\nvms = [\"{pod}\"]\n"
     ));
     assert!(vms.contains("more than 107 bytes"), "{vms}");

@@ -14,11 +14,13 @@ use turnstile_vmm::wire::{Frame, Read, ToDaemon, WireError};
 use vmm_sys_util::epoll::EventSet;
 
 use super::session::{Role, SessionError};
-use super::{Control, FIRST_SESSION};
+use super::{Control, Source, data_of};
 use crate::error::{HostError, chain};
 use crate::host::dma::Change;
 use crate::host::mailbox::Letter;
 use crate::kicks::Kick;
+use crate::limits::Resource;
+use turnstile_host::process;
 
 /// Frames taken from one connection before the others have their turn.
 const FRAMES_PER_TURN: usize = 32;
@@ -71,6 +73,15 @@ impl Control {
                     .map_err(|error| SessionError::Refused(chain(&error)))?;
                 let processes = BTreeMap::new();
                 session.role = Some(Role::Program { tenant, processes });
+                Ok(())
+            }
+            (ToDaemon::Owner {}, _) => {
+                let [pidfd] = fds.try_into().map_err(|fds: Vec<_>| WireError::WrongFds {
+                    got: fds.len(),
+                    expected: 1,
+                })?;
+                process::of_pidfd(&pidfd).ok_or(SessionError::NoOwner)?;
+                session.own(number, pidfd, ops).map_err(WireError::Socket)?;
                 Ok(())
             }
             (ToDaemon::Process { pid }, Some(Role::Program { tenant, processes })) => {
@@ -159,13 +170,12 @@ impl Control {
         fds: Vec<OwnedFd>,
         ops: &mut EventOps,
     ) -> Result<(), SessionError> {
-        if self.starting >= self.bounds.starting {
-            return Err(SessionError::TooManyStarting(self.bounds.starting));
-        }
         // PANIC: none; `hear` holds the session
         let Some(session) = self.sessions.get_mut(&number) else {
             return Ok(());
         };
+        let limits = self.host.limits();
+        let place = limits.take(Resource::Admissions, &session.holder, 1)?;
         let stream = session.stream.try_clone().map_err(WireError::Socket)?;
         let wake = self.wake.try_clone().map_err(WireError::Socket)?;
         let (host, admitted, uid) = (self.host.clone(), self.admitted.clone(), session.uid);
@@ -173,13 +183,13 @@ impl Control {
             .name("turnstile-admit".into())
             .spawn(move || {
                 let admission = host.admit(hello, fds, stream, uid);
+                drop(place);
                 // The loop is gone only with the daemon.
                 if admitted.send((number, admission)).is_ok() {
                     let _ = wake.write(1);
                 }
             })
             .map_err(WireError::Socket)?;
-        self.starting += 1;
         session.role = Some(Role::Starting);
         let _ = ops.remove(Events::empty_raw(session.stream.as_raw_fd()));
         Ok(())
@@ -204,8 +214,8 @@ impl Control {
             self.host.leave(tenant);
             return;
         };
-        let data = FIRST_SESSION + 2 * number;
-        let kick = Kick::new(kick, data + 1, account);
+        let data = data_of(number, Source::Socket);
+        let kick = Kick::new(kick, data_of(number, Source::Kick), account);
         let watched = ops
             .add(Events::with_data(&session.stream, data, EventSet::IN))
             .and_then(|()| kick.watch(ops));

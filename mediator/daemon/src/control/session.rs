@@ -4,6 +4,7 @@
 //! control loop owns the connections and calls this.
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
@@ -12,15 +13,22 @@ use turnstile_vmm::wire::{FrameReader, FrameWriter, ToVmm, WireError};
 
 use crate::error::chain;
 use crate::kicks::Kick;
+use crate::limits::{Held, Holder, LimitError};
 
 /// One connection.
 pub(super) struct Session {
     pub(super) stream: UnixStream,
     /// User id of the peer.
     pub(super) uid: u32,
+    /// The account of that user, for which the connection and its log lines count.
+    pub(super) holder: Holder,
+    /// Its place.
+    pub(super) _place: Held,
     /// When it was accepted.
     pub(super) since: Instant,
     pub(super) reader: FrameReader,
+    /// The process with which the tenant ends (a pidfd), if it can be seen.
+    pub(super) owner: Option<OwnedFd>,
     /// What it is, once its first frame was accepted.
     pub(super) role: Option<Role>,
 }
@@ -64,8 +72,10 @@ pub(super) enum SessionError {
     MailboxBusy,
     #[error("the VMM changed the VM's memory before the last change was answered")]
     MemoryBusy,
-    #[error("{0} VMs are being taken in already; try again in a second")]
-    TooManyStarting(usize),
+    #[error("{0}; try again in a second")]
+    Starting(#[from] LimitError),
+    #[error("the descriptor of its owner is no process that this daemon can see")]
+    NoOwner,
     #[error("it did not identify itself in time")]
     Silent,
     /// The kernel drops descriptors that exceed a limit, and reports only that some are missing.

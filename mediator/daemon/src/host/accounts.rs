@@ -144,6 +144,7 @@ impl State {
     pub(crate) fn settle(&mut self, tenant: TenantId, account: AccountId) {
         let totals = self.mediation.ledger().tenant(tenant);
         self.accounts.past.entry(account).or_default().add(&totals);
+        self.departed.settle(tenant, &totals);
         self.mediation.settle(tenant);
     }
 

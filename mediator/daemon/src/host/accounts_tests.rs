@@ -8,12 +8,25 @@ use std::sync::Arc;
 use rustix::event::{EventfdFlags, eventfd};
 use turnstile_accounting::TenantId;
 use turnstile_policies::Weight;
-use turnstile_vmm::wire::{FrameReader, PROTOCOL, Read, ToDaemon, ToVmm};
+use turnstile_vmm::wire::{FrameReader, PROTOCOL, Read, Region, ToDaemon, ToVmm};
 
 use super::*;
 use crate::HostConfig;
 use crate::accounts::Origin;
+use crate::host::mailbox::Letter;
+use crate::limits::{Limits, Resource, rows};
+use turnstile_host::memory_file::memory_file;
 use turnstile_soft::{SoftConfig, SoftGpu};
+
+/// A host on which a resource has this bound for one account.
+fn bounded(resource: Resource, account: u64) -> Arc<Host> {
+    let gpu = SoftGpu::new(SoftConfig::default()).unwrap();
+    let mut host = Host::new(Arc::new(gpu), HostConfig::default()).unwrap();
+    let mut rows = rows(256);
+    rows[resource as usize].account = account;
+    host.limits = Limits::new(rows);
+    Arc::new(host)
+}
 
 fn host() -> Arc<Host> {
     let gpu = SoftGpu::new(SoftConfig::default()).unwrap();
@@ -22,16 +35,36 @@ fn host() -> Arc<Host> {
 
 /// A VMM of this user connects; its tenant, or what it reads of the refusal.
 fn admit(host: &Arc<Host>, uid: u32, name: &str, weight: Option<u32>) -> Result<TenantId, String> {
+    admit_with(host, uid, name, weight, 0)
+}
+
+/// The same, of a VM with this much memory that no page stands behind.
+fn admit_with(
+    host: &Arc<Host>,
+    uid: u32,
+    name: &str,
+    weight: Option<u32>,
+    memory_bytes: u64,
+) -> Result<TenantId, String> {
     let (own, theirs) = UnixStream::pair().unwrap();
     let hello = ToDaemon::Hello {
         protocol: PROTOCOL,
         name: name.into(),
         weight,
         gpu_memory_bytes: None,
-        regions: Vec::new(),
+        regions: match memory_bytes {
+            0 => Vec::new(),
+            bytes => vec![Region {
+                gpa: 0,
+                bytes,
+                file_offset: 0,
+            }],
+        },
     };
+    let file = (memory_bytes > 0).then(|| memory_file("test", memory_bytes).unwrap().into());
     let vector: OwnedFd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
-    let taken = host.admit(hello, vec![vector], own, uid);
+    let fds = file.into_iter().chain([vector]).collect();
+    let taken = host.admit(hello, fds, own, uid);
     let Ok(Read::Frame(frame)) = FrameReader::new().read::<ToVmm>(&theirs) else {
         panic!("the VMM was not answered");
     };
@@ -155,4 +188,33 @@ fn users_are_resolved_and_unknown_ones_refused() {
     assert_eq!(of("1234").unwrap().uid, Some(1234));
     let error = of("no-such-user").unwrap_err();
     assert!(error.to_string().contains("knows no such user"), "{error}");
+}
+
+#[test]
+fn sparse_guest_memory_is_refused_at_the_bound_of_its_account_alone() {
+    const TIB: u64 = 1 << 40;
+    let host = bounded(Resource::GuestMemory, 5 * TIB);
+    let enter = |uid, name| admit_with(&host, uid, name, None, 2 * TIB);
+    let first = enter(1000, "a").unwrap();
+    enter(1000, "b").unwrap();
+    let error = enter(1000, "c").unwrap_err();
+    assert!(error.contains("the bound is 5497558138880"), "{error}");
+    enter(1001, "other").unwrap();
+    host.leave(first);
+    enter(1000, "c").unwrap();
+    let held = host.limits().of_tenant(first);
+    assert_eq!(held["guest_memory_bytes"].used, 0);
+}
+
+#[test]
+fn requests_beyond_the_bound_end_their_vm_alone() {
+    let host = bounded(Resource::Requests, 0);
+    let one = admit(&host, 1000, "a", None).unwrap();
+    let letter = Letter {
+        id: 1,
+        op: 8,
+        args: [0; 8],
+    };
+    assert!(!host.mailbox(one, letter));
+    assert_eq!(host.limits().snapshot().refused["requests"], 1);
 }

@@ -1,9 +1,10 @@
 //! Guest memory that is mapped and unmapped while a VM runs: behind an IOMMU of the guest, or when
 //! firmware moves it. Each such VM has a thread for it, as mapping gigabytes takes milliseconds.
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use turnstile_accounting::TenantId;
@@ -13,6 +14,7 @@ use vm_memory::GuestAddress;
 use super::Host;
 use super::peer::Tenant;
 use crate::error::{HostError, chain};
+use crate::limits::{Held, Holder, Limits, Resource};
 use crate::tenant::guest_memory::{self, GuestMemoryError};
 use turnstile_gpu::GuestMemory;
 
@@ -23,18 +25,77 @@ pub(crate) enum Change {
     Unmap { gpa: u64, bytes: u64 },
 }
 
+/// A VM's memory, and what it takes of the daemon's address space.
+#[derive(Debug)]
+pub(crate) struct Mapped {
+    guest: Arc<GuestMemory>,
+    limits: Arc<Limits>,
+    holder: Holder,
+    /// By guest-physical address.
+    held: Mutex<BTreeMap<u64, Held>>,
+}
+
 /// Takes a VM's changes.
 #[derive(Debug)]
 pub(crate) struct MemoryDesk {
-    guest: Arc<GuestMemory>,
+    mapped: Arc<Mapped>,
     /// To the thread, once there is one; it ends when this is dropped.
-    changes: Option<SyncSender<(u64, Change)>>,
+    changes: Option<SyncSender<(u64, Change, Held)>>,
 }
 
 impl MemoryDesk {
-    pub(crate) const fn new(guest: Arc<GuestMemory>) -> Self {
+    pub(crate) fn new(mapped: Mapped) -> Self {
+        let mapped = Arc::new(mapped);
         let changes = None;
-        Self { guest, changes }
+        Self { mapped, changes }
+    }
+}
+
+impl Mapped {
+    /// Maps a VM's memory at its start.
+    pub(crate) fn map(
+        fd: Option<OwnedFd>,
+        regions: &[Region],
+        limits: Arc<Limits>,
+        holder: Holder,
+    ) -> Result<Self, GuestMemoryError> {
+        let take = |region: &Region| {
+            let taken = limits.take(Resource::GuestMemory, &holder, region.bytes);
+            Ok((region.gpa, taken?))
+        };
+        let held: Result<BTreeMap<u64, Held>, GuestMemoryError> =
+            regions.iter().map(take).collect();
+        let held = Mutex::new(held?);
+        Ok(Self {
+            guest: Arc::new(guest_memory::map(fd, regions)?),
+            limits,
+            holder,
+            held,
+        })
+    }
+
+    /// The memory.
+    pub(crate) const fn guest(&self) -> &Arc<GuestMemory> {
+        &self.guest
+    }
+
+    fn perform(&self, change: Change) -> Result<(), GuestMemoryError> {
+        let held = || self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        match change {
+            Change::Map { region, fd } => {
+                let taken = self
+                    .limits
+                    .take(Resource::GuestMemory, &self.holder, region.bytes)?;
+                guest_memory::add(&self.guest, fd, region)?;
+                held().insert(region.gpa, taken);
+            }
+            Change::Unmap { gpa, bytes } => {
+                let removed = self.guest.remove(GuestAddress(gpa), bytes);
+                removed.map_err(GuestMemoryError::Overlap)?;
+                held().remove(&gpa);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -44,11 +105,12 @@ impl Host {
         &self,
         fd: Option<OwnedFd>,
         regions: &[Region],
-    ) -> Result<Arc<GuestMemory>, HostError> {
+        holder: Holder,
+    ) -> Result<Mapped, HostError> {
         if regions.is_empty() && !self.gpu().capabilities().follows_guest_memory {
             return Err(HostError::MemoryOnce);
         }
-        Ok(Arc::new(guest_memory::map(fd, regions)?))
+        Ok(Mapped::map(fd, regions, self.limits.clone(), holder)?)
     }
 
     /// Changes a VM's memory. Its VMM gets the answer when that is done. False if the VMM broke the
@@ -71,12 +133,16 @@ impl Host {
         }
         let desk = &mut vm.desk;
         if desk.changes.is_none() {
-            desk.changes = start(self, tenant, desk.guest.clone()).ok();
+            desk.changes = start(self, tenant, desk.mapped.clone()).ok();
         }
         let Some(changes) = &desk.changes else {
             return false;
         };
-        match changes.try_send((id, change)) {
+        let holder = &desk.mapped.holder;
+        let Ok(held) = self.limits.take(Resource::Requests, holder, 1) else {
+            return false;
+        };
+        match changes.try_send((id, change, held)) {
             Ok(()) => true,
             Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => false,
         }
@@ -93,28 +159,19 @@ impl Host {
 fn start(
     host: &Arc<Host>,
     tenant: TenantId,
-    guest: Arc<GuestMemory>,
-) -> std::io::Result<SyncSender<(u64, Change)>> {
+    mapped: Arc<Mapped>,
+) -> std::io::Result<SyncSender<(u64, Change, Held)>> {
     // One under way, and one that waits for it.
     let (sender, changes) = sync_channel(1);
     let host = Arc::downgrade(host);
     thread::Builder::new()
         .name(format!("turnstile-mem{}", tenant.0))
         .spawn(move || {
-            while let Ok((id, change)) = changes.recv() {
-                let refused = perform(&guest, change).err().map(|error| chain(&error));
+            while let Ok((id, change, _held)) = changes.recv() {
+                let refused = mapped.perform(change).err().map(|error| chain(&error));
                 let Some(host) = host.upgrade() else { return };
                 host.memory_changed(tenant, id, refused);
             }
         })?;
     Ok(sender)
-}
-
-fn perform(guest: &GuestMemory, change: Change) -> Result<(), GuestMemoryError> {
-    match change {
-        Change::Map { region, fd } => guest_memory::add(guest, fd, region),
-        Change::Unmap { gpa, bytes } => guest
-            .remove(GuestAddress(gpa), bytes)
-            .map_err(GuestMemoryError::Overlap),
-    }
 }

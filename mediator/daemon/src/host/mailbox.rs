@@ -10,11 +10,12 @@ use turnstile_accounting::TenantId;
 use turnstile_vmm::wire::ToVmm;
 
 use super::Host;
-use crate::tenant::requests::{self, Effect};
+use crate::limits::{Held, Holder, Limits, Resource};
+use crate::tenant::requests::{self, Effect, Holdings};
 use turnstile_gpu::GuestMemory;
 
 /// A request from the socket.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Letter {
     pub(crate) id: u64,
     pub(crate) op: u32,
@@ -23,7 +24,10 @@ pub(crate) struct Letter {
 
 /// Sends requests to the thread, which ends when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Mailbox(SyncSender<Letter>);
+pub(crate) struct Mailbox {
+    letters: SyncSender<(Letter, Held)>,
+    holder: Holder,
+}
 
 impl Mailbox {
     /// Starts the thread.
@@ -31,21 +35,27 @@ impl Mailbox {
         host: &Arc<Host>,
         tenant: TenantId,
         guest: Arc<GuestMemory>,
+        holder: Holder,
     ) -> std::io::Result<Self> {
         let (sender, letters) = sync_channel(1);
+        let mut holdings = Holdings::new(host.limits.clone(), holder.clone());
         // Weak, so that a forgotten mailbox does not keep a stopped daemon's GPU alive.
         let host = Arc::downgrade(host);
         thread::Builder::new()
             .name(format!("turnstile-mb{}", tenant.0))
             .spawn(move || {
-                serve(&letters, tenant, &guest, || host.upgrade());
+                serve(&letters, tenant, &guest, &mut holdings, || host.upgrade());
             })?;
-        Ok(Self(sender))
+        let letters = sender;
+        Ok(Self { letters, holder })
     }
 
     /// Hands a request over; false if the VMM sent one too many, or the thread is gone.
-    pub(crate) fn post(&self, letter: Letter) -> bool {
-        match self.0.try_send(letter) {
+    pub(crate) fn post(&self, limits: &Arc<Limits>, letter: Letter) -> bool {
+        let Ok(held) = limits.take(Resource::Requests, &self.holder, 1) else {
+            return false;
+        };
+        match self.letters.try_send((letter, held)) {
             Ok(()) => true,
             Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => false,
         }
@@ -53,15 +63,16 @@ impl Mailbox {
 }
 
 fn serve(
-    letters: &Receiver<Letter>,
+    letters: &Receiver<(Letter, Held)>,
     tenant: TenantId,
     guest: &GuestMemory,
+    holdings: &mut Holdings,
     host: impl Fn() -> Option<Arc<Host>>,
 ) {
-    while let Ok(Letter { id, op, args }) = letters.recv() {
+    while let Ok((Letter { id, op, args }, _held)) = letters.recv() {
         let Some(host) = host() else { return };
         let account = host.account(tenant);
-        let served = requests::serve(&**host.gpu(), tenant, guest, account, op, &args);
+        let served = requests::serve(&**host.gpu(), tenant, guest, account, holdings, op, &args);
         let (answer, effect) = match served {
             Ok(served) => {
                 let error = ErrorCode::None as u32;

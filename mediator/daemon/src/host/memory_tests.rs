@@ -7,14 +7,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use turnstile_abi::CHUNK_BYTES;
+use turnstile_accounting::AccountId;
 use turnstile_vmm::wire::FrameWriter;
 
 use super::*;
 use crate::host::HostConfig;
-use crate::host::dma::MemoryDesk;
+use crate::host::dma::{Mapped, MemoryDesk};
 use crate::host::mailbox::Mailbox;
-use crate::host::peer::{Peer, Vm};
+use crate::host::peer::{Peer, Tenant, Vm};
 use crate::host::settings::Brought;
+use crate::limits::Holder;
 use crate::tenant::gates::GateBook;
 use crate::tenant::pages::StatusPage;
 use turnstile_gpu::Suspend;
@@ -49,19 +51,32 @@ fn enter(host: &Arc<Host>, name: &str, program: bool, chunks: u64) -> TenantId {
     };
     let tenant = host.lock().number();
     let vm = PlainVm::enter(&**host.gpu(), tenant, 1 << 20, brought.memory_bytes, 1).unwrap();
+    let holder = Holder {
+        account: "a".into(),
+        tenant: Some(tenant),
+        trusted: true,
+    };
+    let mapped = Mapped::map(None, &[], host.limits.clone(), holder.clone()).unwrap();
     let kind = if program {
         Kind::Program(Identity::of(std::process::id()).unwrap())
     } else {
         Kind::Vm(Box::new(Vm {
-            mailbox: Mailbox::start(host, tenant, vm.guest.clone()).unwrap(),
+            mailbox: Mailbox::start(host, tenant, vm.guest.clone(), holder.clone()).unwrap(),
             gates: GateBook::default(),
             status: StatusPage::new().unwrap(),
-            desk: MemoryDesk::new(vm.guest.clone()),
+            desk: MemoryDesk::new(mapped),
         }))
     };
     let peer = Peer { stream, writer };
-    host.lock()
-        .insert(&*host.gpu, tenant, name.into(), brought, peer, kind);
+    let entry = Tenant {
+        name: name.into(),
+        account: (AccountId(1), "a".into()),
+        peer,
+        kind,
+        brought,
+        holder,
+    };
+    host.lock().insert(&*host.gpu, &host.limits, tenant, entry);
     host.gpu().allocate(tenant, chunks * CHUNK_BYTES).unwrap();
     host.memory_tick();
     tenant

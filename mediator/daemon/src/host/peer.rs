@@ -8,6 +8,7 @@ use turnstile_vmm::wire::{FrameWriter, ToVmm};
 use super::dma::MemoryDesk;
 use super::mailbox::Mailbox;
 use super::settings::Brought;
+use crate::limits::Holder;
 use crate::tenant::gates::{GateBook, GateMove};
 use crate::tenant::pages::StatusPage;
 use turnstile_host::process::Identity;
@@ -22,6 +23,8 @@ pub(crate) struct Tenant {
     pub(crate) kind: Kind,
     /// In force where nothing was set.
     pub(crate) brought: Brought,
+    /// Whom its objects and log lines count for.
+    pub(crate) holder: Holder,
 }
 
 /// What a tenant is.
@@ -92,7 +95,7 @@ impl Peer {
     }
 
     /// The control loop then sees the end of the connection, and takes the tenant down.
-    fn give_up(&self) {
+    pub(crate) fn give_up(&self) {
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
     }
 

@@ -3,6 +3,8 @@
 //! In go engine events, polls and the usage of a period; out go orders to gates and to the GPU, and
 //! entries of the ledger. The accounting thread calls this.
 
+use std::sync::atomic::Ordering;
+
 use turnstile_accounting::meter::ChannelReading;
 use turnstile_accounting::{
     DemandEvent, Ledger, LedgerError, Moment, SwitchEvent, TenantId, Usage,
@@ -108,6 +110,16 @@ impl Host {
     pub(crate) fn schedules_by_events(&self) -> bool {
         policy_by_name(&self.config.policy).is_some_and(|row| row.every_engine)
             || self.gpu.capabilities().demand
+    }
+
+    /// Whether no tenant can get work without [`Self::end_idle`]: no gate is open or opening. Then
+    /// [`Self::is_idle`] holds until a tenant may have work.
+    pub(crate) fn begins_idle(&self) -> bool {
+        let state = self.lock();
+        let mut gates = state.tenants.values().filter_map(Tenant::gates);
+        let idle = !gates.any(|gates| gates.any_open() || gates.any_opening());
+        self.idle.store(idle, Ordering::Release);
+        idle
     }
 
     /// Whether any tenant has work.
@@ -243,6 +255,7 @@ impl Host {
             tenant.peer.flush();
         }
         state.untracked.check(end, || self.gpu.report().untracked);
+        state.departed.expire(end);
         let due = |gone: &mut Leaving| end.since(gone.left) >= SETTLE_AFTER;
         let settled: Vec<Leaving> = state.leaving.extract_if(.., due).collect();
         for Leaving {

@@ -24,7 +24,7 @@ use turnstile_accounting::change::Change;
 use turnstile_accounting::record::{CapInForce, Digest, Entry, GpuIdentity, TenantKind, UnixNanos};
 use turnstile_accounting::rollup::{RollupConfig, RollupError, Standing};
 use turnstile_accounting::store::{Store, StoreError};
-use turnstile_accounting::{Nanos, Rollup, TenantId, Usage};
+use turnstile_accounting::{Moment, Nanos, Rollup, TenantId, Usage};
 use turnstile_policies::Weight;
 use uuid::Uuid;
 
@@ -271,6 +271,28 @@ impl Recorder {
         self.add(usages, calendar(), &standings);
     }
 
+    /// Nothing is known of the engines until `to`, which is now.
+    pub(crate) fn silent(&mut self, to: Moment) {
+        self.rollup.silent(to, calendar(), false);
+        self.shared.accounted_to.store(to.0, Ordering::Relaxed);
+        self.pass_on();
+    }
+
+    /// The same, at the end of the daemon.
+    pub(super) fn ends_silent(&mut self, to: Moment) {
+        self.rollup.silent(to, calendar(), true);
+    }
+
+    /// Hands closed windows to the writer, if it has room.
+    fn pass_on(&mut self) {
+        if self.rollup.due() && self.shared.in_flight.load(Ordering::Acquire) < QUEUE {
+            let mut closed = Vec::new();
+            self.rollup.take(&mut closed);
+            self.send(closed);
+            self.drafted_at = self.shared.accounted_to.load(Ordering::Relaxed);
+        }
+    }
+
     fn add(&mut self, usages: &[&Usage], end: UnixNanos, standings: &[Standing<'_>]) {
         if let Some(last) = usages.last() {
             let to = last.window.to().0;
@@ -283,12 +305,7 @@ impl Recorder {
                 log::error!("Ledger: {}", chain(&error));
             }
         }
-        if self.rollup.due() && self.shared.in_flight.load(Ordering::Acquire) < QUEUE {
-            let mut closed = Vec::new();
-            self.rollup.take(&mut closed);
-            self.send(closed);
-            self.drafted_at = self.shared.accounted_to.load(Ordering::Relaxed);
-        }
+        self.pass_on();
         self.draft();
     }
 

@@ -1,6 +1,9 @@
 //! The daemon's state as it is published.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use turnstile_abi::ErrorCode;
@@ -10,12 +13,18 @@ use turnstile_accounting::{Moment, Nanos, TenantId};
 use turnstile_policies::{Cap, Weight};
 
 use super::accounts::AccountSnapshot;
-use super::peer::Kind;
-use super::{Host, split};
+use super::peer::{Kind, Tenant};
+use super::recorder::{LedgerHealth, Recorder};
+use super::settings::Settings;
+use super::{Host, State, split};
 use crate::histogram::Histogram;
+use crate::limits::LimitsSnapshot;
 use crate::tenant::gates::GateBook;
-use turnstile_gpu::{Capabilities, Untracked};
+use turnstile_gpu::Untracked;
 use turnstile_mediation::Tally;
+
+/// Interval of attempts to lock the state.
+const LOCK_INTERVAL: Duration = Duration::from_micros(200);
 
 /// What a tenant is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -121,6 +130,9 @@ pub struct HostSnapshot {
     pub memory_bytes: u64,
     /// The VMs and programs.
     pub tenants: Vec<TenantSnapshot>,
+    /// Tenants that left in the last five minutes, with their last totals.
+    #[serde(skip)]
+    pub departed: Vec<Arc<TenantSnapshot>>,
     /// Accounts of which a tenant has connected, by name.
     pub accounts: Vec<AccountSnapshot>,
     /// Where the engines' time went, by their own log.
@@ -129,6 +141,20 @@ pub struct HostSnapshot {
     pub conservation_error_ns: i128,
     /// Processes that use the GPU and belong to no tenant.
     pub untracked: Vec<Untracked>,
+    /// What was set, by tenant's name.
+    #[serde(skip)]
+    pub settings: BTreeMap<String, Settings>,
+    /// Accounts of these names.
+    #[serde(skip)]
+    pub owners: BTreeMap<String, String>,
+    /// The durable ledger, if there is one.
+    #[serde(skip)]
+    pub ledger: Option<LedgerHealth>,
+    /// Why it is not written, if so.
+    #[serde(skip)]
+    pub ledger_reason: Option<String>,
+    /// What all hold of the daemon's resources.
+    pub limits: LimitsSnapshot,
     /// Usages that the ledger refused.
     pub ledger_errors: u64,
     /// Lengths of the compute engine's switches.
@@ -136,67 +162,71 @@ pub struct HostSnapshot {
     pub switches: Histogram,
 }
 
+impl TenantSnapshot {
+    /// A VM of this name that has used nothing.
+    pub fn of_name(name: &str) -> Self {
+        Self {
+            tenant: TenantId(0),
+            name: name.to_owned(),
+            account: String::new(),
+            kind: TenantKind::Vm,
+            weight: Weight::DEFAULT.get(),
+            cap: None,
+            latency_target: false,
+            admitted: false,
+            compute_ns: Nanos::ZERO,
+            copy_ns: Nanos::ZERO,
+            copy_bytes: None,
+            engine_ns: Nanos::ZERO,
+            held_ns: Nanos::ZERO,
+            entitled_ns: Nanos::ZERO,
+            waited_ns: Nanos::ZERO,
+            backlogged: false,
+            doorbells_trapped: 0,
+            gate_moves: 0,
+            slices: 0,
+            tally: Tally::default(),
+            latency: Histogram::default(),
+            faults: BTreeMap::new(),
+            memory_held_bytes: None,
+            memory_limit_bytes: None,
+            memory: None,
+        }
+    }
+}
+
 impl Host {
     /// Tenants, totals, conservation.
     pub fn snapshot(&self) -> HostSnapshot {
-        let state = self.lock();
+        self.copy(&self.lock())
+    }
+
+    /// The same, unless the state cannot be had in `patience`.
+    pub fn try_snapshot(&self, patience: Duration) -> Option<HostSnapshot> {
+        let begin = Instant::now();
+        loop {
+            if let Some(state) = self.try_lock() {
+                return Some(self.copy(&state));
+            }
+            if begin.elapsed() >= patience {
+                return None;
+            }
+            thread::sleep(LOCK_INTERVAL);
+        }
+    }
+
+    fn copy(&self, state: &State) -> HostSnapshot {
         let charged = state.mediation.ledger();
         let truth = state.truth.as_ref().unwrap_or(charged);
         let total = truth.snapshot();
         let at = total.window.map_or(Moment(0), |window| window.to());
         let wall = total.window.map_or(0, |window| window.length().0);
         let mut report = self.gpu.report();
-        let Capabilities {
-            memory_bytes,
-            memory_held: held,
-            ..
-        } = self.gpu.capabilities();
-        let tenants = state
-            .tenants
-            .iter()
-            .map(|(tenant, entry)| {
-                let totals = charged.tenant(*tenant);
-                let (compute, copy) = split(&totals.engines);
-                let (engine, _) = split(&truth.tenant(*tenant).engines);
-                let set = state.set_of(&entry.name);
-                let limit = set.memory.max_bytes.unwrap_or(entry.brought.memory_bytes);
-                TenantSnapshot {
-                    tenant: *tenant,
-                    name: entry.name.clone(),
-                    account: entry.account.1.clone(),
-                    weight: state.mediation.weight(*tenant).map_or(0, Weight::get),
-                    cap: state.mediation.cap(*tenant),
-                    latency_target: set.latency_target,
-                    admitted: state.mediation.admitted(*tenant),
-                    compute_ns: compute.used_ns,
-                    copy_ns: copy.used_ns,
-                    copy_bytes: totals.copy_bytes,
-                    engine_ns: engine.used_ns,
-                    held_ns: totals.held_ns + state.mediation.held_now(*tenant, at),
-                    entitled_ns: state.mediation.due(*tenant).entitled_ns,
-                    waited_ns: state.mediation.due(*tenant).waited_ns,
-                    backlogged: state.mediation.backlogged(*tenant),
-                    doorbells_trapped: entry.gates().map_or(0, GateBook::trapped),
-                    gate_moves: entry.gates().map_or(0, GateBook::moves),
-                    slices: compute.begun,
-                    tally: state.mediation.tally(*tenant),
-                    latency: state.timings.latency(*tenant),
-                    faults: report.faults.remove(tenant).unwrap_or_default(),
-                    memory_held_bytes: held.then(|| self.gpu.memory(*tenant).held_bytes),
-                    memory_limit_bytes: (limit > 0).then_some(limit),
-                    memory: state
-                        .memory
-                        .as_ref()
-                        .map(|memory| memory.snapshot(*tenant, charged)),
-                    kind: match entry.kind {
-                        Kind::Vm(_) => TenantKind::Vm,
-                        Kind::Program(_) => TenantKind::Program {
-                            processes: state.registry.count(*tenant),
-                        },
-                    },
-                }
-            })
-            .collect();
+        let tenants = state.tenants.iter().map(|(tenant, entry)| {
+            let faults = report.faults.remove(tenant).unwrap_or_default();
+            self.tenant_snapshot(state, at, (*tenant, entry), faults)
+        });
+        let tenants = tenants.collect();
         let conservation_error_ns = total
             .engines
             .iter()
@@ -206,14 +236,85 @@ impl Host {
         HostSnapshot {
             gpu: report.figures,
             at,
-            memory_bytes,
+            memory_bytes: self.gpu.capabilities().memory_bytes,
             tenants,
             accounts: state.account_snapshots(),
             engines: total.engines,
+            departed: state.departed.all(|tenant| {
+                let unsettled = state.leaving.iter().any(|gone| gone.tenant == tenant);
+                unsettled.then(|| charged.tenant(tenant))
+            }),
             conservation_error_ns,
             untracked: report.untracked,
+            limits: self.limits.snapshot(),
+            owners: state
+                .settings
+                .keys()
+                .filter_map(|name| {
+                    Some((name.clone(), state.accounts.book.owner(name)?.to_string()))
+                })
+                .collect(),
+            settings: state.settings.clone(),
+            ledger: state.recorder.as_ref().map(Recorder::health),
+            ledger_reason: state.recorder.as_ref().and_then(Recorder::reason),
             ledger_errors: state.ledger_errors,
             switches: state.timings.switches(),
+        }
+    }
+
+    /// What is shown of a tenant; the last window ended at `at`.
+    pub(super) fn tenant_snapshot(
+        &self,
+        state: &State,
+        at: Moment,
+        (tenant, entry): (TenantId, &Tenant),
+        faults: BTreeMap<ErrorCode, u64>,
+    ) -> TenantSnapshot {
+        let charged = state.mediation.ledger();
+        let truth = state.truth.as_ref().unwrap_or(charged);
+        let totals = charged.tenant(tenant);
+        let (compute, copy) = split(&totals.engines);
+        let (engine, _) = split(&truth.tenant(tenant).engines);
+        let set = state.set_of(&entry.name);
+        let limit = set.memory.max_bytes.unwrap_or(entry.brought.memory_bytes);
+        TenantSnapshot {
+            tenant,
+            name: entry.name.clone(),
+            account: entry.account.1.clone(),
+            weight: state.mediation.weight(tenant).map_or(0, Weight::get),
+            cap: state.mediation.cap(tenant),
+            latency_target: set.latency_target,
+            admitted: state.mediation.admitted(tenant),
+            compute_ns: compute.used_ns,
+            copy_ns: copy.used_ns,
+            copy_bytes: totals.copy_bytes,
+            engine_ns: engine.used_ns,
+            held_ns: totals.held_ns + state.mediation.held_now(tenant, at),
+            entitled_ns: state.mediation.due(tenant).entitled_ns,
+            waited_ns: state.mediation.due(tenant).waited_ns,
+            backlogged: state.mediation.backlogged(tenant),
+            doorbells_trapped: entry.gates().map_or(0, GateBook::trapped),
+            gate_moves: entry.gates().map_or(0, GateBook::moves),
+            slices: compute.begun,
+            tally: state.mediation.tally(tenant),
+            latency: state.timings.latency(tenant),
+            faults,
+            memory_held_bytes: self
+                .gpu
+                .capabilities()
+                .memory_held
+                .then(|| self.gpu.memory(tenant).held_bytes),
+            memory_limit_bytes: (limit > 0).then_some(limit),
+            memory: state
+                .memory
+                .as_ref()
+                .map(|memory| memory.snapshot(tenant, charged)),
+            kind: match entry.kind {
+                Kind::Vm(_) => TenantKind::Vm,
+                Kind::Program(_) => TenantKind::Program {
+                    processes: state.registry.count(tenant),
+                },
+            },
         }
     }
 }

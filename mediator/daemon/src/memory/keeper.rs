@@ -88,7 +88,7 @@ impl MemoryKeeper {
             self.manager.observe(now, &event);
         }
         for tenant in self.manager.stopping().collect::<Vec<_>>() {
-            if gpu.is_quiet(tenant) {
+            if gpu.memory(tenant).is_quiet {
                 self.manager.quiet(now, tenant);
             }
         }

@@ -29,6 +29,9 @@ const HUGETLBFS: i64 = 0x9584_58f6;
 /// Why a VM's memory was not taken.
 #[derive(Debug, thiserror::Error)]
 pub enum GuestMemoryError {
+    /// It is beyond a bound of the daemon's address space.
+    #[error(transparent)]
+    Limit(#[from] crate::limits::LimitError),
     /// No or too many regions.
     #[error("The VM has {count} memory regions; 1 to {REGIONS_MAX} are taken")]
     RegionCount {

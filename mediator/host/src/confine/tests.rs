@@ -3,7 +3,8 @@
 use super::*;
 use std::thread;
 
-const ALL: [Role; 5] = [
+const ALL: [Role; 6] = [
+    Role::Process,
     Role::Accounting,
     Role::Control,
     Role::Engine,

@@ -303,11 +303,6 @@ impl Suspension for SharedGpu {
             }
         }
     }
-
-    fn is_quiet(&self, tenant: TenantId) -> bool {
-        let sets = self.shared.sets();
-        !self.shared.executor.is_pending() && sets.is_some_and(|sets| sets.is_still(tenant))
-    }
 }
 
 impl Memory for SharedGpu {
@@ -327,7 +322,9 @@ impl Memory for SharedGpu {
 
     fn memory(&self, tenant: TenantId) -> TenantMemory {
         let worker = self.shared.vms.of(tenant);
+        let is_still = self.shared.sets().is_some_and(|sets| sets.is_still(tenant));
         TenantMemory {
+            is_quiet: is_still && !self.shared.executor.is_pending(),
             free_bytes: worker.map_or(0, |worker| worker.memory_free_bytes()),
             ..TenantMemory::default()
         }

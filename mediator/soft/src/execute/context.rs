@@ -96,13 +96,13 @@ impl Context {
             param_bytes: PARAM_BYTES_MAX,
             ..Limits::default()
         };
-        let ptx = ptx::Module::load(text, &limits).map_err(|error| Refusal {
+        let mut ptx = ptx::Module::load(text, &limits).map_err(|error| Refusal {
             code: ErrorCode::ModuleRefused,
             detail: error.to_string(),
         })?;
         // CAST: the interpreter bounds the number of entries.
         let functions = ptx.entries().count() as u32;
-        let base = self.place_variables(&ptx, max_bytes)?;
+        let base = self.place_variables(&mut ptx, max_bytes)?;
         let mut modules = self.modules();
         if let Err(code) = self.room_for(&modules, text_bytes) {
             drop(modules);
@@ -130,16 +130,16 @@ impl Context {
     /// Allocates memory for a module's variables and fills it; zero if there are none.
     fn place_variables(
         &self,
-        module: &ptx::Module,
+        module: &mut ptx::Module,
         max_bytes: Option<u64>,
     ) -> Result<u64, Refusal> {
-        let image = module.global_image();
+        let image = module.take_image();
         if image.is_empty() {
             return Ok(0);
         }
         within_limit(self.space.held_bytes(), module.global_bytes(), max_bytes)?;
         let va = self.space.allocate(module.global_bytes())?.va;
-        if let Err(code) = self.space.write_first(va, image) {
+        if let Err(code) = self.space.write_first(va, &image) {
             self.give_back(va);
             return Err(code.into());
         }

@@ -78,10 +78,10 @@ fn memory_moves_only_while_its_tenant_cannot_run() {
     of_a.ring_watched(&gpu);
     gpu.advance_to(Moment(1_000_000));
     gpu.carry_out(&[Order::Suspend(A)]);
-    assert!(!gpu.is_quiet(A));
+    assert!(!gpu.memory(A).is_quiet);
     assert_eq!(out(), Err(MoveError::MayRun(A)), "on an engine");
     gpu.advance_to(Moment(6_000_000));
-    assert!(gpu.is_quiet(A));
+    assert!(gpu.memory(A).is_quiet);
     assert_eq!(out(), Ok(()));
     // Resumed or not: its second kernel waits until the memory is back.
     gpu.carry_out(&[Order::Resume(A)]);

@@ -1,0 +1,64 @@
+//! A GPU that does not answer: nothing is known of its engines, and nothing is charged.
+//!
+//! In: what the accounting thread finds at the end of a period. Out: a gap in the ledger, an event,
+//! and the reason that `/readyz` shows. When the GPU is taken back its contexts are gone, so all
+//! VMs are told and end; their VMMs may connect again.
+
+use std::sync::{MutexGuard, PoisonError};
+
+use turnstile_accounting::Moment;
+use turnstile_vmm::wire::ToVmm;
+
+use super::Host;
+use super::peer::Kind;
+
+impl Host {
+    fn silence_lock(&self) -> MutexGuard<'_, Option<String>> {
+        self.silence.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Why nothing is known of the GPU now; none while it answers. Waits for no device.
+    pub fn silence(&self) -> Option<String> {
+        self.silence_lock().clone()
+    }
+
+    /// The GPU does not answer since `from`.
+    pub(crate) fn silent(&self, from: Moment, reason: &str) {
+        log::error!(
+            "GPU: silent: {reason}; its time is charged to no tenant, and it is taken back when it answers"
+        );
+        *self.silence_lock() = Some(reason.to_owned());
+        self.journal.tell("gpu_silent", reason);
+        let mut state = self.lock();
+        if let Some(recorder) = &mut state.recorder {
+            recorder.silent(from);
+        }
+    }
+
+    /// Takes the GPU back, and tells its tenants that it was reset.
+    ///
+    /// # Errors
+    /// Why it does not answer yet; its time since is a gap.
+    pub(crate) fn retake(&self) -> Result<(), String> {
+        let taken = self.gpu.answers(true);
+        let mut state = self.lock();
+        let now = self.gpu.now();
+        if let Some(recorder) = &mut state.recorder {
+            recorder.silent(now);
+        }
+        taken?;
+        for tenant in state.tenants.values_mut() {
+            if matches!(tenant.kind, Kind::Vm(_)) {
+                let text = "The GPU was reset after it had not answered; connect again".to_owned();
+                tenant.peer.send(&ToVmm::Refused { text });
+                tenant.peer.give_up();
+            }
+        }
+        drop(state);
+        *self.silence_lock() = None;
+        self.journal
+            .tell("gpu_back", "The GPU answers again and was reset");
+        log::warn!("GPU: it answers again and was reset; its VMs have to connect again");
+        Ok(())
+    }
+}
