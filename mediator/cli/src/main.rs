@@ -163,7 +163,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::SealedMemory(args) => sealed_memory::run(&args),
         Command::Vmm(args) => vmm::run(&args),
         Command::Run(args) => run::run(args),
-        Command::Doctor(args) => doctor::run(&args),
+        Command::Doctor(args) => return doctor::run(&args),
         Command::Bench(args) => bench::run(&args),
         #[cfg(feature = "nvidia")]
         Command::Nvidia(command) => return nvidia::run(&command),
