@@ -11,7 +11,7 @@ pub enum ExportError {
     #[error("An export has to begin before it ends")]
     Empty,
     /// No entries of such a GPU.
-    #[error("The ledger has no entries of such a GPU")]
+    #[error("The ledger has no entries of such a GPU; the first window may not be closed yet")]
     NoGpu,
     /// No such tenant.
     #[error("The ledger knows no tenant {tenant:?}; --allow-gaps exports nothing for it")]

@@ -64,6 +64,8 @@ pub struct Request {
     /// Export what is there, also where the ledger does not cover the request or does not know the
     /// tenant. Time outside of the ledger is a row of the cause [`UNRECORDED`].
     pub allow_gaps: bool,
+    /// The present, where it is known: time after it is not without a record.
+    pub now: Option<UnixNanos>,
 }
 
 /// Amounts that an export wrote.
@@ -259,17 +261,18 @@ fn read(
     take: &mut Take<'_>,
     progress: &mut Progress<'_>,
 ) -> Result<u64, ExportError> {
-    let chosen = covered(&store.gpus()?, request)?;
     if let (Some(tenant), false) = (&request.tenant, request.allow_gaps)
         && !store.knows(tenant)?
     {
         let tenant = tenant.clone();
         return Err(ExportError::NoTenant { tenant });
     }
+    let chosen = covered(&store.gpus()?, request)?;
+    let last = request.now.map_or(request.to, |now| now.min(request.to));
     let (mut entries, mut refused) = (0, None);
     let length = (request.to.0 - request.from.0).max(1);
     for (index, kept) in chosen.iter().enumerate() {
-        if let Some(before) = Unknown::outside(request.from, kept.first.min(request.to)) {
+        if let Some(before) = Unknown::outside(request.from, kept.first.min(last)) {
             take(&kept.gpu, Part::Unknown(before))?;
         }
         let mut end = kept.first.max(request.from);
@@ -297,7 +300,7 @@ fn read(
         if let Some(error) = refused {
             return Err(error);
         }
-        if let Some(after) = Unknown::outside(end, request.to) {
+        if let Some(after) = Unknown::outside(end, last) {
             take(&kept.gpu, Part::Unknown(after))?;
         }
     }

@@ -201,7 +201,14 @@ fn time_outside_of_the_ledger_and_unknown_tenants_are_refused_unless_gaps_are_al
     assert_eq!(end.0, BEGIN + 7_400 * SECOND_NS);
     let after = row("unrecorded", "15:03:20", "16:00:00", 3_400);
     assert_eq!(unknown(&mut store, &allowed(late)), [gap.clone(), after]);
-    assert_eq!(unknown(&mut store, &allowed(mistyped)), [gap]);
+    assert_eq!(unknown(&mut store, &allowed(mistyped)), [gap.clone()]);
+    // What is still to come is not without a record.
+    let present = Request {
+        now: Some(UnixNanos(end.0 + 60 * SECOND_NS)),
+        ..allowed(span(0, 100 * 86_400))
+    };
+    let open = row("unrecorded", "15:03:20", "15:04:20", 60);
+    assert_eq!(unknown(&mut store, &present), [gap, open]);
     let beside = allowed(span(20_000, 20_060));
     let none = row("unrecorded", "18:33:20", "18:34:20", 60);
     assert_eq!(unknown(&mut store, &beside), [none]);

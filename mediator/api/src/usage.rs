@@ -56,7 +56,7 @@ pub(super) struct UsageQuery {
     #[param(format = "date-time", example = "2026-11-20T14:00:00Z")]
     to: String,
     /// One tenant, by name or id.
-    #[param(max_length = 64)]
+    #[param(max_length = 253)]
     vm: Option<String>,
     /// One GPU, by identity.
     #[param(max_length = 128)]
@@ -86,7 +86,7 @@ pub(super) struct FocusQuery {
     #[param(format = "date-time", example = "2026-11-20T14:00:00Z")]
     to: String,
     /// One tenant, by name or id.
-    #[param(max_length = 64)]
+    #[param(max_length = 253)]
     vm: Option<String>,
     /// One GPU, by identity.
     #[param(max_length = 128)]
@@ -121,12 +121,12 @@ impl UsageQuery {
                 Problem::new(StatusCode::BAD_REQUEST, detail)
             })
         };
-        let longest = [(&self.vm, 64), (&self.gpu, 128), (&self.node, 253)];
+        let longest = [(&self.vm, 253), (&self.gpu, 128), (&self.node, 253)];
         if longest.iter().any(|(name, most)| {
             name.as_ref()
                 .is_some_and(|name| name.chars().count() > *most)
         }) {
-            let detail = "vm has 64 characters at most, gpu 128, node 253";
+            let detail = "vm and node have 253 characters at most, gpu 128";
             return Err(Problem::new(StatusCode::BAD_REQUEST, detail));
         }
         let (from, to) = (time("from", &self.from)?, time("to", &self.to)?);
@@ -143,6 +143,7 @@ impl UsageQuery {
             gpu: self.gpu,
             tenant: self.vm,
             allow_gaps: self.allow_gaps,
+            now: Some(turnstile_daemon::calendar()),
         })
     }
 }

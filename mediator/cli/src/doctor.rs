@@ -1,15 +1,21 @@
-//! `turnstile doctor`: what this host supports, and a remedy for what it lacks.
+//! `turnstile doctor`: what this host supports, what is configured, and a remedy for what lacks.
+//! It fails where something that is configured cannot work.
+
+mod configured;
 
 use std::fs;
+use std::process::ExitCode;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use turnstile_host::confine;
 
 #[cfg(not(feature = "nvidia"))]
 use self::no_nvidia as nvidia;
+use super::exit::Exit;
 use super::finding::{Feature, Finding, State, with_causes};
 #[cfg(feature = "nvidia")]
 use super::nvidia::doctor as nvidia;
+use super::options::Files;
 
 /// Arguments of `doctor`.
 #[derive(clap::Args, Debug)]
@@ -20,16 +26,22 @@ pub(crate) struct Args {
     /// JSON instead of a table
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    files: Files,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let findings = examine(args.gpu);
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let mut findings = configured::findings(&args.files);
+    findings.extend(examine(args.gpu));
     if args.json {
         println!("{}", serde_json::to_string_pretty(&findings)?);
     } else {
         print(&findings);
     }
-    Ok(())
+    let broken = findings
+        .iter()
+        .any(|finding| finding.state == State::Broken);
+    Ok(if broken { Exit::Failed } else { Exit::Done }.into())
 }
 
 fn examine(gpu: u32) -> Vec<Finding> {
@@ -165,6 +177,7 @@ fn print(findings: &[Finding]) {
         let state = match finding.state {
             State::Ok => "ok",
             State::Missing => "missing",
+            State::Broken => "broken",
             State::NotProbed => "not probed",
         };
         println!(

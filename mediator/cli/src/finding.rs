@@ -10,6 +10,8 @@ use serde::Serialize;
 pub(crate) enum State {
     Ok,
     Missing,
+    /// It is configured and cannot work.
+    Broken,
     /// A feature that it depends on is missing.
     NotProbed,
 }
@@ -47,6 +49,16 @@ impl Feature {
             found,
             remedy,
         }
+    }
+
+    /// The same of what the configuration names: without it the daemon cannot work as configured.
+    pub(crate) fn configured(self, result: Result<String, String>) -> Finding {
+        let found = self.found(result);
+        let state = match found.state {
+            State::Missing => State::Broken,
+            state => state,
+        };
+        Finding { state, ..found }
     }
 
     pub(crate) fn not_probed(self, because: &str) -> Finding {

@@ -74,6 +74,15 @@ fn password(database: &str, file: Option<&Path>) -> anyhow::Result<Option<String
     Ok(Some(text.lines().next().unwrap_or_default().to_owned()))
 }
 
+/// Opens the configured ledger to read.
+pub(super) fn read(section: &LedgerSection) -> anyhow::Result<Box<dyn Store>> {
+    match (&section.postgres, &section.path) {
+        (Some(database), _) => read_server(database, section.postgres_password_file.as_deref()),
+        (None, Some(path)) => Ok(Box::new(SqliteStore::read(path)?)),
+        (None, None) => anyhow::bail!("No ledger is configured; ledger.path names a file"),
+    }
+}
+
 /// The ledger to read.
 #[derive(clap::Args, Debug)]
 pub(super) struct Source {

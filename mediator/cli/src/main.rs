@@ -168,7 +168,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Vmm(args) => vmm::run(&args),
         Command::Run(args) => run::run(args),
         Command::CudaVm(args) => cuda_vm::run(args),
-        Command::Doctor(args) => doctor::run(&args),
+        Command::Doctor(args) => return doctor::run(&args),
         Command::Bench(args) => bench::run(&args),
         #[cfg(feature = "nvidia")]
         Command::Nvidia(command) => return nvidia::run(&command),

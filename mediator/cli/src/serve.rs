@@ -31,7 +31,7 @@ use super::service::Service;
 use super::vfio_user;
 
 /// Control node of NVIDIA's driver.
-const NVIDIA_CONTROL: &str = "/dev/nvidiactl";
+pub(crate) const NVIDIA_CONTROL: &str = "/dev/nvidiactl";
 
 /// Sizes the card so that `vms` VMs together own `factor` times its memory, and the host pool so
 /// that it holds all of that.

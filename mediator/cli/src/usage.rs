@@ -18,6 +18,7 @@ use turnstile_accounting::record::UnixNanos;
 use turnstile_accounting::store::{Selection, StoreError};
 use turnstile_api::client::ClientError;
 use turnstile_api::usage::{TenantUsed, Used};
+use turnstile_api::vm::Vm;
 
 use turnstile_figures::columns::table;
 
@@ -109,6 +110,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(exit.into())
 }
 
+/// Exit status of a refusal of what does not exist.
+const NOT_FOUND: u8 = Exit::NotFound as u8;
+
 /// A bar in thousandths, on standard error, if that is a terminal.
 fn bar(what: &'static str) -> ProgressBar {
     let style = ProgressStyle::with_template("{msg} {wide_bar} {percent} % {eta}")
@@ -118,16 +122,22 @@ fn bar(what: &'static str) -> ProgressBar {
 
 fn run_show(args: &ShowArgs) -> Result<(), ClientError> {
     let (from, to) = args.span.shown(now());
-    // What is not there is shown below the table.
-    let mut path = format!(
-        "/v1/usage?from={}&to={}&allow_gaps=true",
-        show_time(from),
-        show_time(to)
-    );
+    let client = args.admin.client();
+    let mut path = format!("/v1/usage?from={}&to={}", show_time(from), show_time(to));
     if let Some(tenant) = &args.tenant {
         path.push_str(&format!("&vm={}", escaped(tenant)));
     }
-    let used: Used = args.admin.client().get(&path)?;
+    let used: Used = match client.get(&path) {
+        // The ledger knows no such tenant. One that is connected is in it soon.
+        Err(error) if error.exit_code() == NOT_FOUND && args.tenant.is_some() => {
+            let name = args.tenant.as_deref().unwrap_or_default();
+            let _: Vm = client.get(&format!("/v1/vms/{}", escaped(name)))?;
+            client.get(&format!("{path}&allow_gaps=true"))?
+        }
+        // What is not there is shown below the table.
+        Err(ClientError::Refused(_)) => client.get(&format!("{path}&allow_gaps=true"))?,
+        used => used?,
+    };
     args.admin.show(&used, show);
     Ok(())
 }

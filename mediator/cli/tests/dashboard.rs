@@ -170,7 +170,7 @@ fn screens() -> PathBuf {
 /// The received part of a tenant in the last second that the page shows.
 fn shown(browser: &Browser, name: &str) -> Option<f64> {
     let row = browser.script(&format!(
-        "const row = document.querySelector('tr[data-tenant=\"{name}\"]'); return row && row.cells[4].textContent"
+        "const row = document.querySelector('tr[data-tenant=\"{name}\"]'); return row && row.cells[6].textContent"
     ));
     row.as_str()?.trim_end_matches(" %").parse().ok()
 }
@@ -257,4 +257,26 @@ fn a_weight_that_is_changed_in_the_page_changes_the_shares() {
             browser.screenshot(&screens().join(format!("dashboard-{name}-{shade}.png")));
         }
     }
+}
+
+#[test]
+fn page_dims_without_a_daemon_and_sets_caps_and_memory() {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let page = tests.join("../../api/src/ui/app.js");
+    let Ok(run) = Command::new("node")
+        .arg(tests.join("page.js"))
+        .arg(page)
+        .output()
+    else {
+        println!("SKIPPED: node is not installed");
+        return;
+    };
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(
+        run.status.success(),
+        "{}{}",
+        text(&run.stdout),
+        text(&run.stderr)
+    );
+    assert_eq!(text(&run.stdout).trim(), "8 checks");
 }

@@ -313,3 +313,121 @@ fn daemon_without_options_makes_its_folder_and_is_found_by_its_user() {
     let out = fs::read_to_string(folder.path().join("out")).unwrap();
     assert_eq!(out, "", "a snapshot is printed on request alone");
 }
+
+#[test]
+fn doctor_fails_where_what_is_configured_cannot_work() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = format!("sockets.vmm={}/vmm.sock", folder.path().display());
+    let ledger = folder.path().join("ledger");
+    let path = format!("ledger.path={}", ledger.display());
+    let examine = || {
+        let set = [
+            "--config",
+            "/dev/null",
+            "--set",
+            &socket,
+            "--set",
+            &path,
+            "--set",
+            "gpu.kind=soft",
+        ];
+        turnstile(&[&["doctor"], &set[..]].concat())
+    };
+    let sound = examine();
+    let out = text(&sound.stdout);
+    assert!(sound.status.success(), "{out}");
+    for part in [
+        "Configuration",
+        "Daemon",
+        "Sockets",
+        "Ledger",
+        "Disk",
+        "will be made",
+    ] {
+        assert!(out.contains(part), "{part}: {out}");
+    }
+    fs::write(&ledger, "no ledger").unwrap();
+    let broken = examine();
+    let out = text(&broken.stdout);
+    assert_eq!(broken.status.code(), Some(1), "{out}");
+    assert!(
+        out.lines()
+            .any(|line| line.starts_with("Ledger") && line.contains("broken")),
+        "{out}"
+    );
+    let wrong = turnstile(&["doctor", "--set", "ledger.windw_ms=1"]);
+    assert_eq!(wrong.status.code(), Some(1));
+    assert!(text(&wrong.stdout).contains("did you mean ledger.window_ms?"));
+}
+
+#[test]
+fn set_commands_show_what_they_changed_and_change_something() {
+    let folder = tempfile::tempdir().unwrap();
+    let ledger = folder.path().join("ledger").display().to_string();
+    let windows = ["--ledger", &*ledger, "--ledger-window-s", "1"];
+    let _daemon = common::serve(folder.path(), &windows);
+    let api = folder.path().join("api.sock").display().to_string();
+    let run = |arguments: &[&str]| {
+        let output = turnstile(&[arguments, &["--api", &api]].concat());
+        (
+            output.status.code(),
+            text(&output.stdout),
+            text(&output.stderr),
+        )
+    };
+    let cells = |out: &str, head: &str| {
+        let mut lines = out.lines();
+        let column = lines
+            .next()
+            .unwrap()
+            .split_whitespace()
+            .position(|cell| cell == head);
+        let row = lines.next().unwrap().split_whitespace();
+        row.clone()
+            .nth(column.unwrap_or_else(|| panic!("{head}: {out}")))
+            .unwrap()
+            .to_owned()
+    };
+    let set = [
+        "vm",
+        "set",
+        "web",
+        "--expect",
+        "--weight",
+        "300",
+        "--quota",
+        "25%",
+        "--memory-max",
+        "32",
+    ];
+    let (status, out, error) = run(&set);
+    assert_eq!(status, Some(0), "{error}");
+    for (head, value) in [
+        ("WEIGHT", "300"),
+        ("CAP", "25.00%"),
+        ("MEM-MAX", "32"),
+        ("MEM-MIN", "0"),
+        ("MEM-HIGH", "max"),
+        ("LATENCY", "no"),
+    ] {
+        assert_eq!(cells(&out, head), value, "{out}");
+    }
+    let (status, _, error) = run(&["vm", "set", "web"]);
+    assert_eq!(status, Some(2));
+    assert!(
+        error.starts_with("turnstile: nothing is to be set; "),
+        "{error}"
+    );
+    let (_, out, _) = run(&["account", "set", "gold", "--new", "--memory-max", "64"]);
+    assert_eq!(cells(&out, "MEM-MAX"), "64");
+    let (_, out, _) = run(&["names", "vms"]);
+    assert_eq!(out, "web\n");
+    common::until("a window", || {
+        run(&["usage", "show"]).0.filter(|status| *status == 0)
+    });
+    // A mistyped tenant is refused; one that has nothing in the ledger yet is not.
+    let (status, out, error) = run(&["usage", "show", "--tenant", "wbe"]);
+    assert_eq!((status, out.as_str()), (Some(3), ""), "{error}");
+    let (status, _, error) = run(&["usage", "show", "--tenant", "web"]);
+    assert_eq!(status, Some(0), "{error}");
+}

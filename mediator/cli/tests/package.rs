@@ -49,8 +49,148 @@ fn build(out: &Path) -> PathBuf {
         .arg(TURNSTILE)
         .arg(out)
         .arg(library())
+        // Parquet is no default of the tests' build.
+        .env("PACKAGE_WITHOUT_PARTS", "1")
         .env("SOURCE_DATE_EPOCH", "1795179600");
     run(&mut build).trim().into()
+}
+
+/// Markdown files below a folder.
+fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            pages(&path, found);
+        } else if path.extension().is_some_and(|ending| ending == "md") {
+            found.push(path);
+        }
+    }
+}
+
+/// Links of the pages below a folder that lead to no file.
+fn dead_links(folder: &Path) -> Vec<String> {
+    let mut all = Vec::new();
+    pages(folder, &mut all);
+    assert!(!all.is_empty(), "{}", folder.display());
+    let mut dead = Vec::new();
+    for page in all {
+        let text = fs::read_to_string(&page).unwrap();
+        for (open, close) in [("](", ')'), ("src=\"", '"'), ("srcset=\"", '"')] {
+            for part in text.split(open).skip(1) {
+                let link = part.split(close).next().unwrap();
+                let file = link.split('#').next().unwrap();
+                if file.is_empty() || file.contains("://") || file.contains([' ', '\n']) {
+                    continue;
+                }
+                if !page.parent().unwrap().join(file).exists() {
+                    dead.push(format!("{}: {link}", page.display()));
+                }
+            }
+        }
+    }
+    dead
+}
+
+#[test]
+fn pages_of_packages_have_no_dead_links_and_guests_have_a_package_of_their_own() {
+    if !has("dpkg-deb") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let unpacked = |package: &Path, name: &str| {
+        let root = folder.path().join("unpacked").join(name);
+        fs::create_dir_all(root.parent().unwrap()).unwrap();
+        run(Command::new("dpkg-deb")
+            .arg("--extract")
+            .arg(package)
+            .arg(&root));
+        let doc = root.join("usr/share/doc").join(name);
+        let none: Vec<String> = Vec::new();
+        assert_eq!(dead_links(&doc), none);
+        assert!(doc.join("changelog.gz").exists() && doc.join("copyright").exists());
+        root
+    };
+    let root = unpacked(&build(&folder.path().join("out")), "turnstile");
+    let doc = root.join("usr/share/doc/turnstile");
+    assert!(doc.join("README.md").exists() && doc.join("pictures/dashboard-dark.png").exists());
+    // A program that answers as the guest's does.
+    let guest = folder.path().join("turnstile-guest");
+    fs::copy(TURNSTILE, &guest).unwrap();
+    let package = run(Command::new(package_folder().join("build"))
+        .arg(&guest)
+        .arg(folder.path().join("guest-out")));
+    let package = PathBuf::from(package.trim());
+    let root = unpacked(&package, "turnstile-guest");
+    assert!(root.join("usr/bin/turnstile-guest").exists());
+    assert!(!root.join("etc").exists());
+    let control = run(Command::new("dpkg-deb").arg("--field").arg(&package));
+    assert!(control.contains("Package: turnstile-guest"), "{control}");
+    if !cfg!(feature = "parquet") {
+        let refused = Command::new(package_folder().join("build"))
+            .args([TURNSTILE.as_ref(), folder.path(), library().as_path()])
+            .output()
+            .unwrap();
+        let error = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(
+            !refused.status.success() && error.contains("lacks parquet"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn manual_pages_have_all_sections_and_shells_complete_names_of_tenants() {
+    let folder = tempfile::tempdir().unwrap();
+    run(Command::new(TURNSTILE)
+        .arg("manual")
+        .arg("--folder")
+        .arg(folder.path()));
+    for page in [
+        "turnstile",
+        "turnstile-serve",
+        "turnstile-vm-set",
+        "turnstile-run",
+    ] {
+        let text = fs::read_to_string(folder.path().join(format!("{page}.1"))).unwrap();
+        for section in ["FILES", "ENVIRONMENT", "\"EXIT STATUS\"", "EXAMPLES"] {
+            assert!(
+                text.contains(&format!(".SH {section}")),
+                "{page}: {section}"
+            );
+        }
+        assert!(text.contains("no daemon listens"), "{page}");
+    }
+    let bash = folder.path().join("completions");
+    fs::write(
+        &bash,
+        run(Command::new(TURNSTILE).args(["completions", "bash"])),
+    )
+    .unwrap();
+    let completed = |words: &str, current: &str, previous: &str| {
+        let script = format!(
+            "source {}; turnstile() {{ echo web-1; echo web-2; echo db; }}; COMP_WORDS=({words}); \
+             _turnstile_names turnstile '{current}' {previous}; echo \"${{COMPREPLY[*]}}\"",
+            bash.display()
+        );
+        run(Command::new("bash").args(["-c", &script]))
+            .trim()
+            .to_owned()
+    };
+    assert_eq!(completed("turnstile vm set we", "we", "set"), "web-1 web-2");
+    assert_eq!(
+        completed("turnstile account get ''", "", "get"),
+        "web-1 web-2 db"
+    );
+    let zsh = run(Command::new(TURNSTILE).args(["completions", "zsh"]));
+    assert_eq!(
+        zsh.matches(":_turnstile_vms'").count(),
+        5,
+        "vm get, set, forget; usage show and export"
+    );
+    assert_eq!(zsh.matches(":_turnstile_accounts'").count(), 3);
+    assert!(zsh.contains("\n_turnstile_vms() {"));
+    let fish = run(Command::new(TURNSTILE).args(["completions", "fish"]));
+    assert!(fish.contains("turnstile names vms"));
 }
 
 #[test]

@@ -128,7 +128,7 @@ impl Journal {
 }
 
 /// Calendar time now: labels windows, charges nothing.
-pub(crate) fn calendar() -> UnixNanos {
+pub fn calendar() -> UnixNanos {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     // CAST: until 2554
     UnixNanos(since.map_or(0, |since| since.as_nanos() as u64))

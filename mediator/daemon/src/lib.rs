@@ -69,7 +69,7 @@ pub use host::recorder::{LedgerConfig, LedgerHealth, LedgerStartError};
 pub use host::settings::{MemoryLimits, Settings, SettingsError};
 pub use host::snapshot::{HostSnapshot, MemorySnapshot, TenantKind, TenantSnapshot};
 pub use host::{Host, HostConfig};
-pub use journal::{Changed, Event, Journal};
+pub use journal::{Changed, Event, Journal, calendar};
 
 use crate::socket::{ListenError, listen};
 use turnstile_gpu::Gpu;

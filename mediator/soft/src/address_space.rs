@@ -177,7 +177,7 @@ impl AddressSpace {
         let frames = match (&self.swap, &chunks) {
             (Some(_), _) => chunks.clone(),
             (None, None) => None,
-            // CAST: pages are chunks of a card, whose number is a u32.
+            // CAST: a card numbers its chunks by u32.
             (None, Some(_)) if layout.allocations.is_far(&pages) => {
                 let lent = layout.allocations.lend(count);
                 Some(lent.into_iter().map(|page| page as u32).collect())

@@ -7,6 +7,8 @@ const views = [];
 const colours = new Map();
 const at = (id) => document.getElementById(id);
 const dark = matchMedia("(prefers-color-scheme: dark)");
+// What is set of each tenant, by name: weight, quota and limits of memory.
+const settings = new Map();
 let operator = false;
 
 function colour(tenant) {
@@ -177,37 +179,69 @@ function line(row) {
   if (lines.has(row.tenant)) return lines.get(row.tenant);
   const tr = element("tr");
   tr.dataset.tenant = row.name;
-  const cells = Array.from({ length: 11 }, (_, index) => element("td", index > 2 ? "n" : ""));
+  const cells = Array.from({ length: 13 }, (_, index) => element("td", index > 2 ? "n" : ""));
   tr.append(...cells);
-  const input = element("input");
-  input.type = "number";
-  input.min = 1;
-  input.max = 10000;
-  input.setAttribute("aria-label", "Weight of " + row.name);
-  input.addEventListener("change", () => setWeight(row.name, input));
-  const made = { tr, cells, input };
+  const inputs = FIELDS.map((field) => {
+    const input = element("input");
+    input.type = "number";
+    input.min = field.least;
+    if (field.most) input.max = field.most;
+    input.placeholder = "max";
+    input.setAttribute("aria-label", field.label + " of " + row.name);
+    input.addEventListener("change", () => set(row.name, field, input));
+    return input;
+  });
+  const made = { tr, cells, inputs };
   lines.set(row.tenant, made);
   return made;
 }
+
+// What an operator sets in the page: an empty field is no limit.
+const PERIOD_US = 100000;
+const FIELDS = [
+  {
+    label: "Weight", part: "scheduling", least: 1, most: 10000,
+    shown: (row) => row.weight,
+    changes: (value) => ({ weight: value }),
+  },
+  {
+    label: "Cap in percent", part: "scheduling", least: 1, most: 100,
+    shown: (row) => (row.cap === null ? "" : +(row.cap * 100).toFixed(2)),
+    changes: (value) =>
+      value === null ? { quota_us: null, period_us: null } : { quota_us: Math.round((PERIOD_US * value) / 100), period_us: PERIOD_US },
+  },
+  {
+    label: "Memory limit in MiB", part: "memory", least: 0,
+    shown: (row) => {
+      const most = settings.get(row.name)?.limits.max_bytes ?? null;
+      return most === null ? "" : most / 1048576;
+    },
+    changes: (value) => ({ max_bytes: value === null ? null : value * 1048576 }),
+  },
+];
 
 function rows(view) {
   const here = new Set();
   for (const row of view.tenants) {
     here.add(row.tenant);
-    const { tr, cells, input } = line(row);
+    const { tr, cells, inputs } = line(row);
     cells[0].textContent = row.name + (row.processes === null ? "" : " (" + row.processes + " processes)");
     cells[1].textContent = row.account;
     cells[2].textContent = row.doing;
     cells[2].className = row.doing;
-    if (operator) {
-      if (!input.isConnected) cells[3].replaceChildren(input);
-      if (document.activeElement !== input) input.value = row.weight;
-    } else {
-      cells[3].textContent = row.weight;
-    }
+    FIELDS.forEach((field, index) => {
+      const input = inputs[index];
+      if (!operator) {
+        const shown = field.shown(row);
+        cells[index + 3].textContent = shown === "" ? "max" : shown;
+        return;
+      }
+      if (!input.isConnected) cells[index + 3].replaceChildren(input);
+      if (document.activeElement !== input) input.value = field.shown(row);
+    });
     const figures = [percent(row.entitled), percent(row.received), percent(row.waiting), percent(row.held)];
     figures.push(bytes(row.memory?.resident_bytes ?? row.held_bytes), bytes(row.memory?.swapped_bytes), row.gpu_seconds.toFixed(2));
-    figures.forEach((text, index) => (cells[index + 4].textContent = text));
+    figures.forEach((text, index) => (cells[index + 6].textContent = text));
     if (!tr.isConnected) at("rows").append(tr);
   }
   for (const [tenant, { tr }] of lines) {
@@ -235,23 +269,34 @@ function say(text, bad) {
   at("said").className = bad ? "bad" : "";
 }
 
-async function setWeight(name, input) {
-  const weight = input.valueAsNumber;
+async function set(name, field, input) {
+  const value = input.value === "" ? null : input.valueAsNumber;
   input.blur();
   try {
-    const path = "/v1/vms/" + encodeURIComponent(name) + "/scheduling";
+    const path = "/v1/vms/" + encodeURIComponent(name) + "/" + field.part;
     const now = await fetch(path);
     if (!now.ok) throw new Error((await now.json()).detail);
     const answer = await fetch(path, {
       method: "PATCH",
       headers: { "content-type": "application/merge-patch+json", "if-match": now.headers.get("etag") },
-      body: JSON.stringify({ weight }),
+      body: JSON.stringify(field.changes(value)),
     });
     if (!answer.ok) throw new Error((await answer.json()).detail);
-    say(name + " has weight " + weight + " from the next decision on.");
+    await readSettings();
+    say(name + ": " + field.label.toLowerCase() + " " + (value ?? "max") + " from the next decision on.");
   } catch (error) {
-    say("Weight of " + name + " not set: " + error.message, true);
+    say(field.label + " of " + name + " not set: " + error.message, true);
   }
+}
+
+const LISTED = 1000;
+
+// Limits are in no view: they are read when a tenant appears and after a change.
+async function readSettings() {
+  const answer = await fetch("/v1/vms?limit=" + LISTED);
+  if (!answer.ok) return;
+  settings.clear();
+  for (const vm of (await answer.json()).items) settings.set(vm.name, vm);
 }
 
 // --- stream -----------------------------------------------------------------------------------------------------------
@@ -276,26 +321,52 @@ function link(text, state) {
   at("link").className = "tag " + state;
 }
 
+const RETRY_MS = 1000;
+
+// Figures of a daemon that is gone are old: the page dims until another answers.
+function gone(text) {
+  document.body.classList.add("gone");
+  link(text, "bad");
+}
+
 async function begin() {
   const host = await (await fetch("/v1/host")).json();
+  document.title = host.node + " - Turnstile";
+  at("host-name").textContent = host.node;
   at("gpu-name").textContent = host.gpu_model + ", policy " + host.policy;
   operator = host.role === "operator";
   at("role").textContent = host.role;
   at("role").hidden = false;
+  views.length = 0;
   for (const view of await (await fetch("/v1/live/history")).json()) add(view);
+  await readSettings();
   show();
   const stream = new EventSource("/v1/live");
-  stream.addEventListener("open", () => link("live", "good"));
-  stream.addEventListener("error", () => link("no connection, trying again", "bad"));
-  stream.addEventListener("view", (event) => {
-    add(JSON.parse(event.data));
+  stream.addEventListener("open", () => {
+    document.body.classList.remove("gone");
+    link("live", "good");
+  });
+  stream.addEventListener("error", () => {
+    stream.close();
+    gone("no connection, trying again");
+    setTimeout(start, RETRY_MS);
+  });
+  stream.addEventListener("view", async (event) => {
+    const view = JSON.parse(event.data);
+    if (settings.size < LISTED && view.tenants.some((row) => !settings.has(row.name))) await readSettings();
+    add(view);
     show();
+  });
+}
+
+function start() {
+  begin().catch((error) => {
+    gone("no connection, trying again");
+    say("The daemon did not answer: " + error.message, true);
+    setTimeout(start, RETRY_MS);
   });
 }
 
 addEventListener("resize", draw);
 dark.addEventListener("change", draw);
-begin().catch((error) => {
-  link("no connection", "bad");
-  say("The daemon did not answer: " + error.message, true);
-});
+start();

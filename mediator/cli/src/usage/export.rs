@@ -98,6 +98,7 @@ pub(super) fn run_export(source: &Source, args: &ExportArgs) -> anyhow::Result<(
         from,
         to,
         allow_gaps: args.allow_gaps,
+        now: Some(now()),
         node: args.node.clone(),
         gpu: args.gpu.clone(),
         tenant: args.tenant.clone(),

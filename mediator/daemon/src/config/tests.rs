@@ -4,6 +4,7 @@ use super::*;
 use proptest::prelude::*;
 use std::fs;
 use std::path::Path;
+use turnstile_abi::GPU_MEMORY_BYTES_MAX;
 
 fn from(text: &str) -> Result<Effective, ConfigError> {
     let mut layers = Layers::new();
