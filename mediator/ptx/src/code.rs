@@ -2,6 +2,7 @@
 
 use super::kernels::{Compare, Kernel};
 use super::types::Space;
+use std::collections::HashMap;
 
 /// Source of a value. Immediates are in the entry's pool.
 #[derive(Debug, Clone, Copy)]
@@ -83,8 +84,18 @@ pub(super) enum Special {
     LaneMaskGt,
     DynamicSharedBytes,
     TotalSharedBytes,
-    /// Address at which the module's variables were placed; not a PTX register.
+    ClockHigh,
+    /// Registers that are 0 here: of clusters of one block, of the environment, of counters.
+    Zero,
+    /// Sizes of clusters.
+    One,
+    // What follows are no PTX registers.
+    /// Address at which the module's variables were placed.
     ModuleBase,
+    /// Where the function's frame begins in local memory.
+    Frame,
+    /// Where the frame of a function that is called next will begin.
+    NextFrame,
 }
 
 /// A load, store or atomic's address and shape.
@@ -213,6 +224,14 @@ pub(super) enum Op {
     Branch {
         target: u32,
     },
+    /// Of the calls of the entry.
+    Call(u32),
+    Return,
+    /// Moves the top of the frame up by the bytes in `s`, and gives where it was.
+    Grow {
+        d: Dst,
+        bytes: Src,
+    },
     Exit,
     Trap,
     Nop,
@@ -278,12 +297,46 @@ pub(super) struct Inst {
     pub(super) op: Op,
 }
 
+/// Where a call goes: to a program counter, with a frame of so many bytes, or to an address.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum CallTarget {
+    Pc(u32, u32),
+    Address(Src),
+}
+
+/// Register slots (words, doubles, predicates) that a call must leave as they are.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Saved {
+    pub(super) first: [u16; 3],
+    pub(super) end: [u16; 3],
+}
+
+impl Saved {
+    /// Bytes of a thread's registers in its local memory.
+    pub(super) fn bytes(&self) -> u32 {
+        let [words, doubles, preds] =
+            [0, 1, 2].map(|file| u32::from(self.end[file].saturating_sub(self.first[file])));
+        (4 * (words + preds) + 8 * doubles).next_multiple_of(16)
+    }
+}
+
+/// A call.
+#[derive(Debug)]
+pub(super) struct Call {
+    pub(super) target: CallTarget,
+    pub(super) save: Option<Box<Saved>>,
+}
+
 /// An entry's operations and the sizes of its register files.
 #[derive(Debug, Default)]
 pub(super) struct Code {
     /// Ends with `Exit`.
     pub(super) insts: Vec<Inst>,
     pub(super) pool: Vec<u64>,
+    pub(super) calls: Vec<Call>,
+    /// Functions by address: program counter and bytes of the frame.
+    pub(super) functions: HashMap<u64, (u32, u32)>,
+    pub(super) entry_frame_bytes: u32,
     pub(super) words: u16,
     pub(super) doubles: u16,
     pub(super) preds: u16,

@@ -2,6 +2,7 @@
 
 mod access;
 mod block;
+mod call;
 mod carry;
 mod step;
 mod sync;
@@ -168,6 +169,24 @@ pub enum ExecError {
     Deadlock {
         /// Block index.
         block: [u32; 3],
+    },
+    /// A call by an address that is no function's.
+    #[error("No function at 0x{address:x}: block {block:?}, line {line}")]
+    NoFunction {
+        /// The address.
+        address: u64,
+        /// Block index.
+        block: [u32; 3],
+        /// Line of the PTX text.
+        line: u32,
+    },
+    /// Calls need more local memory than a thread has.
+    #[error("Calls are nested too deep: block {block:?}, line {line}")]
+    StackOverflow {
+        /// Block index.
+        block: [u32; 3],
+        /// Line of the PTX text.
+        line: u32,
     },
     /// [`Control::abort`] was set.
     #[error("Aborted")]

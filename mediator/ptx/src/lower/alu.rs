@@ -22,7 +22,7 @@ impl<'a> Builder<'a, '_> {
     pub(super) fn alu(
         &mut self,
         head: &str,
-        mut modifiers: Modifiers<'a>,
+        mut modifiers: Modifiers<'_>,
         operands: &[Operand<'a>],
     ) -> Result<(), LoadError> {
         match head {
@@ -97,7 +97,7 @@ impl<'a> Builder<'a, '_> {
     fn arithmetic(
         &mut self,
         head: &str,
-        mut modifiers: Modifiers<'a>,
+        mut modifiers: Modifiers<'_>,
         operands: &[Operand<'a>],
     ) -> Result<(), LoadError> {
         if head == "dp4a" {
@@ -157,7 +157,7 @@ impl<'a> Builder<'a, '_> {
     /// `dp4a.atype.btype`.
     fn dot(
         &mut self,
-        mut modifiers: Modifiers<'a>,
+        mut modifiers: Modifiers<'_>,
         operands: &[Operand<'a>],
     ) -> Result<(), LoadError> {
         let b = modifiers.ty()?;
@@ -174,7 +174,7 @@ impl<'a> Builder<'a, '_> {
         &mut self,
         head: &str,
         ty: Type,
-        mut modifiers: Modifiers<'a>,
+        mut modifiers: Modifiers<'_>,
         operands: &[Operand<'a>],
     ) -> Result<(), LoadError> {
         match head {
@@ -210,7 +210,7 @@ impl<'a> Builder<'a, '_> {
     /// (PTX ISA, `mov`).
     fn mov(
         &mut self,
-        mut modifiers: Modifiers<'a>,
+        mut modifiers: Modifiers<'_>,
         operands: &[Operand<'a>],
     ) -> Result<(), LoadError> {
         let ty = modifiers.ty()?;
@@ -300,7 +300,7 @@ impl<'a> Builder<'a, '_> {
 
     fn select(
         &mut self,
-        mut modifiers: Modifiers<'a>,
+        mut modifiers: Modifiers<'_>,
         operands: &[Operand<'a>],
     ) -> Result<(), LoadError> {
         let ty = modifiers.ty()?;
@@ -319,7 +319,7 @@ impl<'a> Builder<'a, '_> {
     }
 
     /// Emits a comparison into predicates.
-    fn emit_compare(
+    pub(super) fn emit_compare(
         &mut self,
         comparison: Comparison,
         (a, b): (Src, Src),
@@ -367,7 +367,7 @@ impl<'a> Builder<'a, '_> {
     fn compare(
         &mut self,
         head: &str,
-        mut modifiers: Modifiers<'a>,
+        mut modifiers: Modifiers<'_>,
         operands: &[Operand<'a>],
     ) -> Result<(), LoadError> {
         let ty = modifiers.ty()?;

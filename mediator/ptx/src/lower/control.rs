@@ -1,16 +1,17 @@
 //! Branches, barriers and the exchange of data between lanes.
 
-use super::super::code::{BarrierArgs, Op, Pred, Shuffle, ShuffleArgs, Src, Vote, VoteDst};
+use super::super::code::{BarrierArgs, Logic, Op, Pred, Shuffle, ShuffleArgs, Src, Vote, VoteDst};
 use super::super::error::LoadError;
+use super::super::kernels::compare_integer;
 use super::super::parse::Operand;
 use super::super::types::{Modifiers, Type};
-use super::Builder;
+use super::{Builder, Targets};
 
 impl<'a> Builder<'a, '_> {
     pub(super) fn control(
         &mut self,
         head: &str,
-        mut modifiers: Modifiers<'a>,
+        mut modifiers: Modifiers<'_>,
         operands: &[Operand<'a>],
     ) -> Result<(), LoadError> {
         match head {
@@ -25,10 +26,17 @@ impl<'a> Builder<'a, '_> {
                 self.top().fixups.push((at, label, line));
                 Ok(())
             }
-            "ret" | "exit" => {
+            "ret" => {
                 modifiers.take("uni");
-                self.alone(Op::Exit, &modifiers, operands)
+                modifiers.end()?;
+                if !operands.is_empty() {
+                    return Err(self.bad("the instruction takes no operands"));
+                }
+                self.ret()
             }
+            "call" => self.call(modifiers, operands),
+            "brx" => self.branch_index(modifiers, operands),
+            "exit" => self.alone(Op::Exit, &modifiers, operands),
             "trap" => self.alone(Op::Trap, &modifiers, operands),
             "brkpt" => self.alone(Op::Nop, &modifiers, operands),
             // Every access is performed in program order before the next one begins.
@@ -60,10 +68,59 @@ impl<'a> Builder<'a, '_> {
         }
     }
 
+    /// `brx.idx index, targets;` as a chain of comparisons and branches. An index without a
+    /// target is undefined behaviour; here it ends the kernel.
+    fn branch_index(
+        &mut self,
+        mut modifiers: Modifiers<'_>,
+        operands: &[Operand<'a>],
+    ) -> Result<(), LoadError> {
+        modifiers.take("uni");
+        let known = modifiers.take("idx");
+        modifiers.end()?;
+        let ([index, Operand::Name(list)], true) = (operands, known) else {
+            return Err(modifiers.unsupported());
+        };
+        let targets = self.blocks.iter().rev().find_map(|b| b.targets.get(list));
+        let Some(Targets::Labels(labels)) = targets else {
+            return Err(self.bad(&format!("`{list}` is no list of targets")));
+        };
+        let labels = labels.clone();
+        let index = self.source(index, Type::U32, false)?;
+        let equal = compare_integer("eq", Type::U32).ok_or_else(|| modifiers.unsupported())?;
+        let slot = self.code.preds;
+        self.code.preds = slot.checked_add(1).ok_or(self.bad("too many registers"))?;
+        let guard = self.guard;
+        for (number, label) in labels.into_iter().enumerate() {
+            self.guard = guard;
+            let number = self.pool(number as u64);
+            let logic = (Logic::Move, Pred::Always);
+            self.emit_compare(equal, (index, number), (Some(slot), None), logic)?;
+            // Lanes that the guard excludes have not compared, and must not follow an old result.
+            let both = self.code.preds;
+            self.code.preds = both.checked_add(1).ok_or(self.bad("too many registers"))?;
+            let (a, b) = (Pred::Reg { slot, not: false }, guard);
+            self.guard = Pred::Always;
+            let op = Logic::And;
+            self.emit(Op::Logic { op, d: both, a, b })?;
+            self.guard = Pred::Reg {
+                slot: both,
+                not: false,
+            };
+            let (at, line) = (self.code.insts.len(), self.line);
+            self.emit(Op::Branch { target: 0 })?;
+            self.top().fixups.push((at, label, line));
+            self.code.preds = both;
+        }
+        self.code.preds += 1;
+        self.guard = guard;
+        self.emit(Op::Trap)
+    }
+
     fn alone(
         &mut self,
         op: Op,
-        modifiers: &Modifiers<'a>,
+        modifiers: &Modifiers<'_>,
         operands: &[Operand<'a>],
     ) -> Result<(), LoadError> {
         modifiers.end()?;
@@ -76,7 +133,7 @@ impl<'a> Builder<'a, '_> {
     /// `shfl.sync.mode.b32 d|p, a, b, c, members`.
     fn shuffle(
         &mut self,
-        mut modifiers: Modifiers<'a>,
+        mut modifiers: Modifiers<'_>,
         operands: &[Operand<'a>],
     ) -> Result<(), LoadError> {
         let known = modifiers.take("sync") && modifiers.take("b32");
@@ -117,7 +174,7 @@ impl<'a> Builder<'a, '_> {
     /// `vote.sync.mode.type d, {!}p, members`.
     fn vote(
         &mut self,
-        mut modifiers: Modifiers<'a>,
+        mut modifiers: Modifiers<'_>,
         operands: &[Operand<'a>],
     ) -> Result<(), LoadError> {
         let known = modifiers.take("sync");
@@ -168,7 +225,7 @@ impl<'a> Builder<'a, '_> {
     /// same: late lanes of a warp join those that wait.
     fn barrier(
         &mut self,
-        mut modifiers: Modifiers<'a>,
+        mut modifiers: Modifiers<'_>,
         operands: &[Operand<'a>],
     ) -> Result<(), LoadError> {
         modifiers.take("cta");

@@ -40,7 +40,7 @@ impl<'a> Builder<'a, '_> {
     /// `cvt`, as a chain of simple steps.
     pub(super) fn convert(
         &mut self,
-        mut modifiers: Modifiers<'a>,
+        mut modifiers: Modifiers<'_>,
         operands: &[Operand<'a>],
     ) -> Result<(), LoadError> {
         let from = modifiers.ty()?;
@@ -155,7 +155,7 @@ impl<'a> Builder<'a, '_> {
     /// `cvta`: adds or takes off the window of a space.
     pub(super) fn convert_address(
         &mut self,
-        mut modifiers: Modifiers<'a>,
+        mut modifiers: Modifiers<'_>,
         operands: &[Operand<'a>],
     ) -> Result<(), LoadError> {
         let ty = modifiers.ty()?;

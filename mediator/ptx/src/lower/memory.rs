@@ -5,13 +5,13 @@ use super::super::error::LoadError;
 use super::super::parse::Operand;
 use super::super::types::{Kind, Modifiers, Space, Type};
 use super::Builder;
-use super::scope::Meaning;
+use super::{Meaning, Variables};
 
 impl<'a> Builder<'a, '_> {
     pub(super) fn memory(
         &mut self,
         head: &str,
-        mut modifiers: Modifiers<'a>,
+        mut modifiers: Modifiers<'_>,
         operands: &[Operand<'a>],
     ) -> Result<(), LoadError> {
         if matches!(head, "prefetch" | "prefetchu") {
@@ -50,7 +50,7 @@ impl<'a> Builder<'a, '_> {
         // CAST: at most 8 and 4.
         let shape = (ty.bytes() as u8, count as u8);
         if head == "st" {
-            if matches!(space, Space::Param | Space::Const) {
+            if space == Space::Const {
                 return Err(modifiers.unsupported());
             }
             let mut s = [Src::Pool(0); 4];
@@ -58,6 +58,10 @@ impl<'a> Builder<'a, '_> {
                 *slot = self.source(operand, ty, true)?;
             }
             let access = self.access(space, shape, address)?;
+            if access.space == Space::Param {
+                // An entry's own parameters are read-only.
+                return Err(modifiers.unsupported());
+            }
             return self.emit(Op::Store { access, s });
         }
         let access = self.access(space, shape, address)?;
@@ -72,7 +76,7 @@ impl<'a> Builder<'a, '_> {
     /// `[register+offset]`, `[variable+offset]`, `[number]`.
     fn access(
         &mut self,
-        space: Space,
+        mut space: Space,
         (bytes, count): (u8, u8),
         operand: &Operand<'a>,
     ) -> Result<Access, LoadError> {
@@ -84,7 +88,14 @@ impl<'a> Builder<'a, '_> {
             None => self.pool(0),
             Some(name) => match self.variable_named(name) {
                 Some(variable) => {
-                    let (at, source) = self.variable(variable, offset)?;
+                    let (mut at, source) = self.variable(variable, offset)?;
+                    if let Variables::Frame { param: true, .. } = variable {
+                        at = Space::Param;
+                        if space == Space::Param {
+                            space = Space::Local;
+                            at = Space::Local;
+                        }
+                    }
                     if at != space {
                         return Err(self.bad(&format!("`{name}` is in another state space")));
                     }
@@ -99,6 +110,10 @@ impl<'a> Builder<'a, '_> {
                 },
             },
         };
+        // A function's parameters are in its frame, whose address is of local memory.
+        if space == Space::Param && self.in_function() {
+            space = Space::Local;
+        }
         Ok(Access {
             space,
             bytes,
@@ -112,7 +127,7 @@ impl<'a> Builder<'a, '_> {
         &mut self,
         returns: bool,
         ty: Type,
-        mut modifiers: Modifiers<'a>,
+        mut modifiers: Modifiers<'_>,
         operands: &[Operand<'a>],
     ) -> Result<(), LoadError> {
         let space = modifiers.take_map(Space::parse).unwrap_or(Space::Generic);

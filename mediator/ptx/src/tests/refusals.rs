@@ -33,7 +33,7 @@ fn unsupported_instructions_are_named_with_their_line() {
         (
             "call.uni (retval0), vprintf, (param0, param1);",
             9,
-            "Line 9: `call`: functions must be inlined is not supported",
+            "Line 9: `vprintf` is not declared",
         ),
         (
             "mov.u32 %r1, %nosuch;",
@@ -176,7 +176,7 @@ fn limits_hold() {
         }),
         "Line 6: more than 100 registers"
     );
-    let deep = "{".repeat(100);
+    let deep = "{".repeat(100) + &"}".repeat(100);
     assert!(matches!(
         refusal(&deep),
         LoadError::Limit {
