@@ -33,6 +33,8 @@ pub(super) enum Operand<'a> {
     Pair(&'a str, &'a str),
     /// `!p`.
     Not(&'a str),
+    /// `-a`, of a video instruction.
+    Negative(&'a str),
 }
 
 /// An instruction as written.
@@ -319,6 +321,11 @@ impl<'a> Parser<'a> {
                     return Ok(Operand::Pair(name, self.word("a predicate")?));
                 }
                 Ok(Operand::Name(name))
+            }
+            Token::Punct(b'-') if let Token::Word(name) = self.after()? => {
+                self.advance()?;
+                self.advance()?;
+                Ok(Operand::Negative(name))
             }
             Token::Number(_) | Token::Punct(b'-' | b'+' | b'~' | b'(') => {
                 Ok(Operand::Literal(self.constant()?))

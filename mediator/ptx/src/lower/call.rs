@@ -421,6 +421,7 @@ impl<'a> Builder<'a, '_> {
                 }),
             };
             if (0..3).any(|file| first[file] < end[file]) {
+                let end = most(first, end);
                 call.save = Some(Box::new(Saved { first, end }));
             }
         }

@@ -4,11 +4,14 @@ mod alu;
 mod body;
 mod call;
 mod carry;
+mod compare;
 mod control;
 mod convert;
+mod float;
 mod memory;
 mod operand;
 mod scope;
+mod video;
 
 pub(super) use scope::{Meaning, Scope, Variables};
 
