@@ -1,6 +1,7 @@
 //! The executable form of an entry.
 
 use super::kernels::{Compare, Kernel};
+use super::matrix::Part;
 use super::types::Space;
 use std::collections::HashMap;
 
@@ -126,6 +127,16 @@ pub(super) enum AtomOp {
     Inc,
     Dec,
     AddFloat,
+    AddHalf,
+    AddBrain,
+    AddHalfPair,
+    AddBrainPair,
+    // On the 64 bits of an `mbarrier` object, see `ops/mbarrier.rs`.
+    BarrierInit,
+    BarrierArrive,
+    BarrierDrop,
+    BarrierExpect,
+    BarrierComplete,
 }
 
 /// Source lane of a shuffle (PTX ISA, `shfl.sync`).
@@ -205,6 +216,16 @@ pub(super) enum Op {
         c: Src,
     },
     Shuffle(Box<ShuffleArgs>),
+    Match(Box<MatchArgs>),
+    Reduce(Box<ReduceArgs>),
+    /// The lowest lane of the members: its number, and a predicate that holds there.
+    Elect {
+        d: Dst,
+        p: Option<u16>,
+        members: Src,
+    },
+    Matrix(Box<MatrixArgs>),
+    CopyAsync(Box<CopyArgs>),
     Vote {
         vote: Vote,
         d: VoteDst,
@@ -274,6 +295,72 @@ pub(super) struct ShuffleArgs {
     pub(super) members: Src,
 }
 
+/// Operands of `match.any.sync`, and of `match.all.sync` if `all`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MatchArgs {
+    pub(super) all: bool,
+    pub(super) d: Dst,
+    pub(super) p: Option<u16>,
+    pub(super) a: Src,
+    pub(super) members: Src,
+}
+
+/// Operands of `redux.sync`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ReduceArgs {
+    pub(super) op: AtomOp,
+    pub(super) d: Dst,
+    pub(super) a: Src,
+    pub(super) members: Src,
+}
+
+/// What a matrix instruction does.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum MatrixOp {
+    /// `D = A * B + C`; of bits by `and` or exclusive or.
+    Product {
+        parts: [Part; 4],
+        clamp: bool,
+        and: bool,
+    },
+    Load {
+        part: Part,
+        column: bool,
+    },
+    Store {
+        part: Part,
+        column: bool,
+    },
+    LoadTiles {
+        transpose: bool,
+    },
+    StoreTiles {
+        transpose: bool,
+    },
+    Transpose,
+}
+
+/// Operands of a matrix instruction.
+#[derive(Debug, Clone)]
+pub(super) struct MatrixArgs {
+    pub(super) op: MatrixOp,
+    pub(super) d: Vec<Dst>,
+    pub(super) s: Vec<Src>,
+    pub(super) access: Option<Access>,
+    /// Elements from one row (or column) to the next.
+    pub(super) stride: Option<Src>,
+}
+
+/// Operands of `cp.async`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CopyArgs {
+    pub(super) to: Access,
+    pub(super) from: Access,
+    pub(super) bytes: u32,
+    pub(super) size: Option<Src>,
+    pub(super) ignore: Pred,
+}
+
 /// Operands of `bar.*`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BarrierArgs {
@@ -282,6 +369,8 @@ pub(super) struct BarrierArgs {
     pub(super) threads: Option<Src>,
     /// `bar.arrive` does not wait.
     pub(super) wait: bool,
+    /// Of the cluster, which has one block, instead of the one that `id` names.
+    pub(super) cluster: bool,
     /// `bar.red`.
     pub(super) reduce: Option<(Vote, VoteDst, Pred)>,
 }

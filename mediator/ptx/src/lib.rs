@@ -37,6 +37,7 @@ mod initialiser;
 mod kernels;
 mod lexer;
 mod lower;
+mod matrix;
 mod memory;
 mod module;
 mod ops;

@@ -40,7 +40,6 @@ impl Type {
     pub(super) const F16: Type = Type::new(Kind::Float, 16);
     pub(super) const BF16: Type = Type::new(Kind::Brain, 16);
     pub(super) const F32: Type = Type::new(Kind::Float, 32);
-    pub(super) const B16: Type = Type::new(Kind::Bits, 16);
     pub(super) const B32: Type = Type::new(Kind::Bits, 32);
 
     pub(super) const fn new(kind: Kind, bits: u8) -> Type {
@@ -141,9 +140,10 @@ impl Space {
         Some(match text {
             "global" => Space::Global,
             "const" => Space::Const,
-            "shared" | "shared::cta" => Space::Shared,
+            // A cluster has one block.
+            "shared" | "shared::cta" | "shared::cluster" => Space::Shared,
             "local" => Space::Local,
-            "param" | "param::entry" => Space::Param,
+            "param" | "param::entry" | "param::func" => Space::Param,
             _ => return None,
         })
     }

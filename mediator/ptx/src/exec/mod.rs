@@ -4,6 +4,8 @@ mod access;
 mod block;
 mod call;
 mod carry;
+mod collective;
+mod matrix;
 mod step;
 mod sync;
 mod warp;
@@ -214,7 +216,7 @@ pub struct Scratch {
 #[derive(Debug)]
 struct Paused {
     index: [u32; 3],
-    barriers: [u32; 16],
+    barriers: [u32; 17],
     outcome: BlockOutcome,
     executed: u64,
     unreported: u64,
@@ -224,7 +226,7 @@ impl Paused {
     fn before(index: [u32; 3]) -> Self {
         Self {
             index,
-            barriers: [0; 16],
+            barriers: [0; 17],
             outcome: BlockOutcome::default(),
             executed: 0,
             unreported: 0,

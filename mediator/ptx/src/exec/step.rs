@@ -274,6 +274,31 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
                     }
                     self.shuffle(warp, args, exec);
                 }
+                Op::Match(args) => {
+                    if !forced && self.missing(warp, args.members, exec, mask) {
+                        return Ok((at(pc, mask, Wait::Lanes, frame), Stop::Regroup));
+                    }
+                    self.matched(warp, args, exec);
+                }
+                Op::Reduce(args) => {
+                    if !forced && self.missing(warp, args.members, exec, mask) {
+                        return Ok((at(pc, mask, Wait::Lanes, frame), Stop::Regroup));
+                    }
+                    self.reduced(warp, args, exec);
+                }
+                Op::Elect { d, p, members } => {
+                    if !forced && self.missing(warp, *members, exec, mask) {
+                        return Ok((at(pc, mask, Wait::Lanes, frame), Stop::Regroup));
+                    }
+                    self.elect(warp, (*d, *p, *members), exec);
+                }
+                Op::Matrix(args) => {
+                    if !forced && mask != warp.live {
+                        return Ok((at(pc, mask, Wait::Lanes, frame), Stop::Regroup));
+                    }
+                    self.matrix(warp, args, exec, inst.line)?;
+                }
+                Op::CopyAsync(args) => self.copy_async(warp, args, exec, inst.line)?,
                 Op::Vote {
                     vote,
                     d,

@@ -58,7 +58,7 @@ pub(super) struct Calls<'a> {
     /// Whether the functions that are read now may only be reached by address.
     by_address: bool,
     /// Whether something moves the top of the frame.
-    pub(super) grows: bool,
+    grows: bool,
 }
 
 fn most(a: Slots, b: Slots) -> Slots {
@@ -68,6 +68,11 @@ fn most(a: Slots, b: Slots) -> Slots {
 impl<'a> Builder<'a, '_> {
     pub(super) fn in_function(&self) -> bool {
         self.calls.current.is_some()
+    }
+
+    /// Notes that something moves the top of the frame.
+    pub(super) fn grow_frame(&mut self) {
+        self.calls.grows = true;
     }
 
     /// Notes that an instruction uses a function's address, and gives it.

@@ -1,10 +1,12 @@
 //! Branches, barriers and the exchange of data between lanes.
 
-use super::super::code::{BarrierArgs, Logic, Op, Pred, Shuffle, ShuffleArgs, Src, Vote, VoteDst};
+use super::super::code::{
+    BarrierArgs, Dst, Logic, Op, Pred, Shuffle, ShuffleArgs, Src, Vote, VoteDst,
+};
 use super::super::error::LoadError;
 use super::super::kernels::compare_integer;
 use super::super::parse::Operand;
-use super::super::types::{Modifiers, Type};
+use super::super::types::{Modifiers, Space, Type};
 use super::{Builder, Targets};
 
 impl<'a> Builder<'a, '_> {
@@ -41,6 +43,19 @@ impl<'a> Builder<'a, '_> {
             "brkpt" => self.alone(Op::Nop, &modifiers, operands),
             // Every access is performed in program order before the next one begins.
             "membar" | "fence" => {
+                const PROXIES: [&str; 8] = [
+                    "proxy",
+                    "alias",
+                    "async",
+                    "async::generic",
+                    "mbarrier_init",
+                    "sync_restrict::shared::cta",
+                    "sync_restrict::shared::cluster",
+                    "async::global",
+                ];
+                modifiers.take_hints();
+                while PROXIES.iter().any(|proxy| modifiers.take(proxy)) {}
+                modifiers.take_map(Space::parse);
                 modifiers.take_hints();
                 self.alone(Op::Nop, &modifiers, operands)
             }
@@ -136,7 +151,8 @@ impl<'a> Builder<'a, '_> {
         mut modifiers: Modifiers<'_>,
         operands: &[Operand<'a>],
     ) -> Result<(), LoadError> {
-        let known = modifiers.take("sync") && modifiers.take("b32");
+        let sync = modifiers.take("sync");
+        let known = modifiers.take("b32");
         let mode = modifiers.take_map(|m| {
             Some(match m {
                 "up" => Shuffle::Up,
@@ -150,8 +166,10 @@ impl<'a> Builder<'a, '_> {
         let (true, Some(mode)) = (known, mode) else {
             return Err(modifiers.unsupported());
         };
-        let [d, a, b, c, members] = operands else {
-            return Err(self.bad("`shfl.sync` takes five operands"));
+        let (d, a, b, c, members) = match operands {
+            [d, a, b, c, members] if sync => (d, a, b, c, Some(members)),
+            [d, a, b, c] if !sync => (d, a, b, c, None),
+            _ => return Err(self.bad("`shfl` takes another number of operands")),
         };
         let (d, p) = self.pair(d)?;
         let p = p.map_or(Ok(None), |p| self.predicate_destination(p))?;
@@ -159,7 +177,7 @@ impl<'a> Builder<'a, '_> {
         let a = self.source(a, Type::B32, false)?;
         let b = self.source(b, Type::B32, false)?;
         let c = self.source(c, Type::B32, false)?;
-        let members = self.source(members, Type::B32, false)?;
+        let members = self.members(members)?;
         self.emit(Op::Shuffle(Box::new(ShuffleArgs {
             mode,
             d,
@@ -177,7 +195,7 @@ impl<'a> Builder<'a, '_> {
         mut modifiers: Modifiers<'_>,
         operands: &[Operand<'a>],
     ) -> Result<(), LoadError> {
-        let known = modifiers.take("sync");
+        let sync = modifiers.take("sync");
         let vote = modifiers.take_map(|m| {
             Some(match m {
                 "all" => Vote::All,
@@ -192,23 +210,36 @@ impl<'a> Builder<'a, '_> {
         } else {
             "pred"
         };
-        let known = known && modifiers.take(ty);
+        let known = modifiers.take(ty);
         modifiers.end()?;
         let (true, Some(vote)) = (known, vote) else {
             return Err(modifiers.unsupported());
         };
-        let [d, p, members] = operands else {
-            return Err(self.bad("`vote.sync` takes three operands"));
+        let (d, p, members) = match operands {
+            [d, p, members] if sync => (d, p, Some(members)),
+            [d, p] if !sync => (d, p, None),
+            _ => return Err(self.bad("`vote` takes another number of operands")),
         };
         let d = self.vote_destination(d, vote == Vote::Ballot)?;
         let p = self.predicate(p)?;
-        let members = self.source(members, Type::B32, false)?;
+        let members = self.members(members)?;
         self.emit(Op::Vote {
             vote,
             d,
             p,
             members,
         })
+    }
+
+    /// The members of an exchange; without `.sync` the lanes that execute it (PTX ISA before 6.0).
+    fn members(&mut self, members: Option<&Operand<'a>>) -> Result<Src, LoadError> {
+        if let Some(members) = members {
+            return self.source(members, Type::B32, false);
+        }
+        let slot = self.temp_word()?;
+        let d = Dst::Word(slot);
+        self.emit(Op::ActiveMask { d })?;
+        Ok(Src::Word(slot))
     }
 
     fn vote_destination(&mut self, d: &Operand<'a>, number: bool) -> Result<VoteDst, LoadError> {
@@ -230,6 +261,9 @@ impl<'a> Builder<'a, '_> {
     ) -> Result<(), LoadError> {
         modifiers.take("cta");
         modifiers.take("aligned");
+        if modifiers.take("cluster") {
+            return self.cluster_barrier(modifiers, operands);
+        }
         if modifiers.take("warp") {
             let known = modifiers.take("sync");
             modifiers.end()?;
@@ -284,6 +318,7 @@ impl<'a> Builder<'a, '_> {
             id,
             threads,
             wait,
+            cluster: false,
             reduce,
         })))
     }

@@ -30,8 +30,10 @@ impl<'a> Builder<'a, '_> {
             1
         };
         let space = modifiers.take_map(Space::parse).unwrap_or(Space::Generic);
+        let hint = modifiers.take("L2::cache_hint");
         modifiers.take_hints();
         modifiers.end()?;
+        let operands = without_hint(operands, hint);
         let known = ty.kind != Kind::Pred && !(ty.float() && ty.bits == 16);
         if !known || ty.bytes() * count > 16 {
             return Err(modifiers.unsupported());
@@ -74,7 +76,7 @@ impl<'a> Builder<'a, '_> {
     }
 
     /// `[register+offset]`, `[variable+offset]`, `[number]`.
-    fn access(
+    pub(super) fn access(
         &mut self,
         mut space: Space,
         (bytes, count): (u8, u8),
@@ -144,14 +146,25 @@ impl<'a> Builder<'a, '_> {
                 ("xor", Kind::Bits, 32 | 64) => AtomOp::Xor,
                 ("exch", Kind::Bits, 32 | 64) => AtomOp::Exchange,
                 ("cas", Kind::Bits, 32 | 64) => AtomOp::CompareAndSwap,
+                ("cas", Kind::Bits, 16) => AtomOp::CompareAndSwap,
+                ("exch", Kind::Bits, 16) => AtomOp::Exchange,
+                ("add", Kind::Float, 16) => AtomOp::AddHalf,
+                ("add", Kind::Brain, 16) => AtomOp::AddBrain,
+                ("add", Kind::HalfPair, _) => AtomOp::AddHalfPair,
+                ("add", Kind::BrainPair, _) => AtomOp::AddBrainPair,
                 ("inc", Kind::Unsigned, 32) => AtomOp::Inc,
                 ("dec", Kind::Unsigned, 32) => AtomOp::Dec,
                 _ => return None,
             })
         });
         let op = op.ok_or_else(|| modifiers.unsupported())?;
+        if ty.bits == 16 || ty.float_pair() {
+            modifiers.take("noftz");
+        }
+        let hint = modifiers.take("L2::cache_hint");
         modifiers.take_hints();
         modifiers.end()?;
+        let operands = without_hint(operands, hint);
         if !matches!(space, Space::Generic | Space::Global | Space::Shared) {
             return Err(modifiers.unsupported());
         }
@@ -181,5 +194,13 @@ impl<'a> Builder<'a, '_> {
             b,
             c,
         })
+    }
+}
+
+/// The operands without the cache policy, which stands last.
+fn without_hint<'o, 'a>(operands: &'o [Operand<'a>], hint: bool) -> &'o [Operand<'a>] {
+    match operands {
+        [rest @ .., _] if hint => rest,
+        all => all,
     }
 }

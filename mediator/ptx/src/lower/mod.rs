@@ -4,13 +4,16 @@ mod alu;
 mod body;
 mod call;
 mod carry;
+mod collective;
 mod compare;
 mod control;
 mod convert;
 mod float;
+mod matrix;
 mod memory;
 mod operand;
 mod scope;
+mod transfer;
 mod video;
 
 pub(super) use scope::{Meaning, Scope, Variables};
@@ -239,6 +242,18 @@ impl<'a, 'l> Builder<'a, 'l> {
             | "membar" | "fence" | "nanosleep" | "shfl" | "vote" | "activemask" => {
                 self.control(head, modifiers, operands)?;
             }
+            "match" | "redux" | "elect" => self.collective(head, modifiers, operands)?,
+            "mma" | "wmma" | "ldmatrix" | "stmatrix" | "movmatrix" => {
+                self.matrix(head, modifiers, operands)?;
+            }
+            "cp" => self.copy_async(modifiers, operands)?,
+            "mbarrier" => self.memory_barrier(modifiers, operands)?,
+            "griddepcontrol" | "setmaxnreg" | "pmevent" | "applypriority" | "discard"
+            | "createpolicy" | "mapa" | "getctarank" | "alloca" | "stacksave" | "stackrestore" => {
+                self.machine(head, modifiers, operands)?;
+            }
+            "tex" | "tld4" | "txq" | "suld" | "sust" | "sured" | "suq" | "istypep" | "wgmma"
+            | "tcgen05" => return Err(modifiers.unsupported()),
             _ => self.alu(head, modifiers, operands)?,
         }
         if let Some((_, helpers)) = self.code.insts[start..].split_last_mut() {

@@ -479,3 +479,8 @@ pub(crate) fn from_signed(a: u64, control: u64) -> u64 {
 pub(crate) fn from_unsigned(a: u64, control: u64) -> u64 {
     Control::from_bits(control).write(Value::integer(a, false))
 }
+
+/// A number of a small format as the bits of a double.
+pub(crate) fn widen(bits: u64, from: Format) -> u64 {
+    F64.encode(from.decode(bits), Mode::Nearest, false)
+}

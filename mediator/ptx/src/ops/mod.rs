@@ -4,6 +4,7 @@
 pub(super) mod exact;
 pub(super) mod float;
 pub(super) mod int;
+pub(super) mod mbarrier;
 #[cfg(test)]
 mod test;
 pub(super) mod video;
