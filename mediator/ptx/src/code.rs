@@ -1,7 +1,9 @@
 //! The executable form of an entry.
 
 use super::kernels::{Compare, Kernel};
+use super::matrix::Part;
 use super::types::Space;
+use std::collections::HashMap;
 
 /// Source of a value. Immediates are in the entry's pool.
 #[derive(Debug, Clone, Copy)]
@@ -83,8 +85,18 @@ pub(super) enum Special {
     LaneMaskGt,
     DynamicSharedBytes,
     TotalSharedBytes,
-    /// Address at which the module's variables were placed; not a PTX register.
+    ClockHigh,
+    /// Registers that are 0 here: of clusters of one block, of the environment, of counters.
+    Zero,
+    /// Sizes of clusters.
+    One,
+    // What follows are no PTX registers.
+    /// Address at which the module's variables were placed.
     ModuleBase,
+    /// Where the function's frame begins in local memory.
+    Frame,
+    /// Where the frame of a function that is called next will begin.
+    NextFrame,
 }
 
 /// A load, store or atomic's address and shape.
@@ -115,6 +127,16 @@ pub(super) enum AtomOp {
     Inc,
     Dec,
     AddFloat,
+    AddHalf,
+    AddBrain,
+    AddHalfPair,
+    AddBrainPair,
+    // On the 64 bits of an `mbarrier` object, see `ops/mbarrier.rs`.
+    BarrierInit,
+    BarrierArrive,
+    BarrierDrop,
+    BarrierExpect,
+    BarrierComplete,
 }
 
 /// Source lane of a shuffle (PTX ISA, `shfl.sync`).
@@ -194,6 +216,16 @@ pub(super) enum Op {
         c: Src,
     },
     Shuffle(Box<ShuffleArgs>),
+    Match(Box<MatchArgs>),
+    Reduce(Box<ReduceArgs>),
+    /// The lowest lane of the members: its number, and a predicate that holds there.
+    Elect {
+        d: Dst,
+        p: Option<u16>,
+        members: Src,
+    },
+    Matrix(Box<MatrixArgs>),
+    CopyAsync(Box<CopyArgs>),
     Vote {
         vote: Vote,
         d: VoteDst,
@@ -212,6 +244,14 @@ pub(super) enum Op {
     },
     Branch {
         target: u32,
+    },
+    /// Of the calls of the entry.
+    Call(u32),
+    Return,
+    /// Moves the top of the frame up by the bytes in `s`, and gives where it was.
+    Grow {
+        d: Dst,
+        bytes: Src,
     },
     Exit,
     Trap,
@@ -255,6 +295,72 @@ pub(super) struct ShuffleArgs {
     pub(super) members: Src,
 }
 
+/// Operands of `match.any.sync`, and of `match.all.sync` if `all`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MatchArgs {
+    pub(super) all: bool,
+    pub(super) d: Dst,
+    pub(super) p: Option<u16>,
+    pub(super) a: Src,
+    pub(super) members: Src,
+}
+
+/// Operands of `redux.sync`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ReduceArgs {
+    pub(super) op: AtomOp,
+    pub(super) d: Dst,
+    pub(super) a: Src,
+    pub(super) members: Src,
+}
+
+/// What a matrix instruction does.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum MatrixOp {
+    /// `D = A * B + C`; of bits by `and` or exclusive or.
+    Product {
+        parts: [Part; 4],
+        clamp: bool,
+        and: bool,
+    },
+    Load {
+        part: Part,
+        column: bool,
+    },
+    Store {
+        part: Part,
+        column: bool,
+    },
+    LoadTiles {
+        transpose: bool,
+    },
+    StoreTiles {
+        transpose: bool,
+    },
+    Transpose,
+}
+
+/// Operands of a matrix instruction.
+#[derive(Debug, Clone)]
+pub(super) struct MatrixArgs {
+    pub(super) op: MatrixOp,
+    pub(super) d: Vec<Dst>,
+    pub(super) s: Vec<Src>,
+    pub(super) access: Option<Access>,
+    /// Elements from one row (or column) to the next.
+    pub(super) stride: Option<Src>,
+}
+
+/// Operands of `cp.async`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CopyArgs {
+    pub(super) to: Access,
+    pub(super) from: Access,
+    pub(super) bytes: u32,
+    pub(super) size: Option<Src>,
+    pub(super) ignore: Pred,
+}
+
 /// Operands of `bar.*`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BarrierArgs {
@@ -263,6 +369,8 @@ pub(super) struct BarrierArgs {
     pub(super) threads: Option<Src>,
     /// `bar.arrive` does not wait.
     pub(super) wait: bool,
+    /// Of the cluster, which has one block, instead of the one that `id` names.
+    pub(super) cluster: bool,
     /// `bar.red`.
     pub(super) reduce: Option<(Vote, VoteDst, Pred)>,
 }
@@ -278,12 +386,46 @@ pub(super) struct Inst {
     pub(super) op: Op,
 }
 
+/// Where a call goes: to a program counter, with a frame of so many bytes, or to an address.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum CallTarget {
+    Pc(u32, u32),
+    Address(Src),
+}
+
+/// Register slots (words, doubles, predicates) that a call must leave as they are.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Saved {
+    pub(super) first: [u16; 3],
+    pub(super) end: [u16; 3],
+}
+
+impl Saved {
+    /// Bytes of a thread's registers in its local memory.
+    pub(super) fn bytes(&self) -> u32 {
+        let [words, doubles, preds] =
+            [0, 1, 2].map(|file| u32::from(self.end[file].saturating_sub(self.first[file])));
+        (4 * (words + preds) + 8 * doubles).next_multiple_of(16)
+    }
+}
+
+/// A call.
+#[derive(Debug)]
+pub(super) struct Call {
+    pub(super) target: CallTarget,
+    pub(super) save: Option<Box<Saved>>,
+}
+
 /// An entry's operations and the sizes of its register files.
 #[derive(Debug, Default)]
 pub(super) struct Code {
     /// Ends with `Exit`.
     pub(super) insts: Vec<Inst>,
     pub(super) pool: Vec<u64>,
+    pub(super) calls: Vec<Call>,
+    /// Functions by address: program counter and bytes of the frame.
+    pub(super) functions: HashMap<u64, (u32, u32)>,
+    pub(super) entry_frame_bytes: u32,
     pub(super) words: u16,
     pub(super) doubles: u16,
     pub(super) preds: u16,

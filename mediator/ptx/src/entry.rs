@@ -10,13 +10,18 @@ pub struct Limits {
     pub text_bytes: usize,
     /// Entries of the module.
     pub entries: usize,
+    /// Functions of the module, declarations included.
+    pub functions: usize,
+    /// Bytes of text that are read to give each entry its functions; counted once per entry and
+    /// function.
+    pub function_text_bytes: usize,
     /// Instructions of the module (those that helpers add are counted).
     pub instructions: usize,
     /// Registers of an entry, predicates included.
     pub registers: u32,
     /// Bytes of static shared memory of an entry; at launch, of static and dynamic together.
     pub shared_bytes: u32,
-    /// Bytes of local memory of a thread.
+    /// Bytes of local memory of a thread, with the frames of the functions that it calls.
     pub local_bytes: u32,
     /// Bytes of global and constant variables.
     pub global_bytes: u64,
@@ -29,6 +34,8 @@ impl Default for Limits {
         Limits {
             text_bytes: 4 << 20,
             entries: 1024,
+            functions: 4096,
+            function_text_bytes: 32 << 20,
             instructions: 1 << 20,
             registers: 4096,
             shared_bytes: 96 << 10,

@@ -2,7 +2,7 @@
 
 use super::error::LoadError;
 
-/// A token. A word includes its dots (`ld.global.u32`, `%tid.x`, `.reg`).
+/// A token. A word includes its dots (`ld.global.u32`, `%tid.x`), but `.reg.b32` is two words.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Token<'a> {
     Word(&'a str),
@@ -13,7 +13,7 @@ pub(super) enum Token<'a> {
 }
 
 /// Reads tokens from a text; `line` counts from 1.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Lexer<'a> {
     text: &'a str,
     at: usize,
@@ -27,6 +27,10 @@ impl<'a> Lexer<'a> {
             at: 0,
             line: 1,
         }
+    }
+
+    pub(super) fn position(&self) -> usize {
+        self.at
     }
 
     fn byte(&self, ahead: usize) -> Option<u8> {
@@ -83,10 +87,18 @@ impl<'a> Lexer<'a> {
             return Ok((Token::End, line));
         };
         let token = match first {
+            b'%' if !self
+                .byte(1)
+                .is_some_and(|b| b.is_ascii_alphabetic() || b"_$".contains(&b)) =>
+            {
+                self.at += 1;
+                Token::Punct(first)
+            }
             b'a'..=b'z' | b'A'..=b'Z' | b'_' | b'$' | b'%' | b'.' => {
                 self.at += 1;
                 while let Some(b) = self.byte(0) {
-                    let word = b.is_ascii_alphanumeric() || matches!(b, b'_' | b'$' | b'.');
+                    let dot = b == b'.' && first != b'.';
+                    let word = b.is_ascii_alphanumeric() || matches!(b, b'_' | b'$') || dot;
                     if word {
                         self.at += 1;
                     } else if b == b':' && self.byte(1) == Some(b':') {
@@ -131,7 +143,7 @@ impl<'a> Lexer<'a> {
                 Token::Quoted(inner)
             }
             b'(' | b')' | b'[' | b']' | b'{' | b'}' | b'<' | b'>' | b',' | b';' | b':' | b'@'
-            | b'!' | b'|' | b'+' | b'-' | b'=' => {
+            | b'!' | b'|' | b'+' | b'-' | b'=' | b'*' | b'/' | b'&' | b'^' | b'~' | b'?' => {
                 self.at += 1;
                 Token::Punct(first)
             }

@@ -2,10 +2,12 @@
 
 use super::entry::{Entry, Layout, Limits};
 use super::error::LoadError;
-use super::lexer::{Literal, Token};
-use super::lower::{Builder, Scope};
-use super::parse::{Parser, Variable};
-use super::types::{Space, Type};
+use super::function::{self, Function, Functions};
+use super::initialiser::Relocation;
+use super::lexer::Token;
+use super::lower::{Builder, Scope, Variables};
+use super::parse::Parser;
+use super::types::Space;
 use std::collections::HashMap;
 
 /// A global or constant variable.
@@ -21,9 +23,11 @@ pub struct Symbol {
 #[derive(Debug)]
 pub struct Module {
     entries: Vec<Entry>,
-    image: Vec<u8>,
+    pub(super) image: Vec<u8>,
     /// Length of the image, which outlives it.
     global_bytes: u64,
+    /// Places of the image that hold addresses of the module's own variables.
+    pub(super) relocations: Vec<Relocation>,
     symbols: HashMap<String, Symbol>,
 }
 
@@ -48,11 +52,14 @@ impl Module {
             parser: Parser::new(text)?,
             limits,
             globals: Scope::default(),
+            functions: Functions::default(),
+            entries: Vec::new(),
             shared: Layout::default(),
             module: Module {
                 entries: Vec::new(),
                 image: Vec::new(),
                 global_bytes: 0,
+                relocations: Vec::new(),
                 symbols: HashMap::new(),
             },
             instructions: 0,
@@ -61,6 +68,7 @@ impl Module {
         while loader.parser.peek() != Token::End {
             loader.top_level()?;
         }
+        loader.lower()?;
         Ok(loader.module)
     }
 
@@ -85,14 +93,22 @@ impl Module {
         self.global_bytes
     }
 
-    /// What those bytes are before the first launch.
-    pub fn global_image(&self) -> &[u8] {
-        &self.image
+    /// What those bytes are before the first launch, if they are placed at `base`.
+    pub fn global_image(&self, base: u64) -> Vec<u8> {
+        self.placed(self.image.clone(), base)
     }
 
     /// Takes those bytes, so that they are not kept once they are placed.
-    pub fn take_image(&mut self) -> Vec<u8> {
-        std::mem::take(&mut self.image)
+    pub fn take_image(&mut self, base: u64) -> Vec<u8> {
+        let image = std::mem::take(&mut self.image);
+        self.placed(image, base)
+    }
+
+    fn placed(&self, mut image: Vec<u8>, base: u64) -> Vec<u8> {
+        for relocation in &self.relocations {
+            relocation.apply(&mut image, base);
+        }
+        image
     }
 
     /// A global or constant variable.
@@ -102,12 +118,15 @@ impl Module {
 }
 
 /// State of reading a module.
-struct Loader<'a, 'l> {
-    parser: Parser<'a>,
+pub(super) struct Loader<'a, 'l> {
+    pub(super) parser: Parser<'a>,
     limits: &'l Limits,
-    globals: Scope<'a>,
+    pub(super) globals: Scope<'a>,
+    pub(super) functions: Functions<'a>,
+    /// Each entry's reader after `.entry`, and its line.
+    entries: Vec<(Parser<'a>, u32)>,
     shared: Layout,
-    module: Module,
+    pub(super) module: Module,
     instructions: usize,
 }
 
@@ -156,7 +175,14 @@ impl<'a> Loader<'a, '_> {
                 ".visible" | ".weak" | ".common" => {}
                 ".extern" => external = true,
                 ".entry" => return self.entry(),
-                ".func" => return self.skip_function(),
+                ".func" => return self.function(),
+                ".alias" => {
+                    let name = self.parser.word("a function")?;
+                    self.parser.expect(b',')?;
+                    let of = self.parser.word("a function")?;
+                    self.functions.alias(line, name, of)?;
+                    return self.parser.expect(b';');
+                }
                 ".global" => return self.variable(Space::Global, external),
                 ".const" => return self.variable(Space::Const, external),
                 ".shared" => return self.variable(Space::Shared, external),
@@ -175,16 +201,23 @@ impl<'a> Loader<'a, '_> {
         }
     }
 
-    /// Functions are not called (`call` is refused), so their bodies do not matter.
-    fn skip_function(&mut self) -> Result<(), LoadError> {
-        loop {
-            match self.parser.advance()? {
-                Token::Punct(b'{') => return self.parser.skip_braces(),
-                Token::Punct(b';') => return Ok(()),
-                Token::End => return Err(self.parser.error("a function body")),
-                _ => {}
-            }
+    /// A function's signature; its body is read when an entry calls it.
+    fn function(&mut self) -> Result<(), LoadError> {
+        let line = self.parser.line();
+        let (name, signature) = function::signature(&mut self.parser, self.limits)?;
+        function::directives(&mut self.parser)?;
+        let mut body = None;
+        if !self.parser.accept(b';')? {
+            self.parser.expect(b'{')?;
+            body = Some(self.parser.clone());
+            self.parser.skip_braces()?;
         }
+        let function = Function {
+            name,
+            signature,
+            body,
+        };
+        self.functions.add(line, function, self.limits)
     }
 
     fn variable(&mut self, space: Space, external: bool) -> Result<(), LoadError> {
@@ -217,89 +250,52 @@ impl<'a> Loader<'a, '_> {
         self.parser.expect(b';')?;
         let name = variable.name.to_owned();
         self.module.symbols.insert(name, Symbol { offset, size });
-        self.globals
-            .declare_symbol(line, variable.name, space, offset)
+        let place = Variables::At(space, offset);
+        self.globals.declare(line, variable.name, place)
     }
 
-    /// `= 1`, `= {1, 2}`, `= {{1, 2}, {3}}`: rows are flattened, missing elements are zero (PTX ISA
-    /// 5.4.4).
-    fn initialiser(
-        &mut self,
-        variable: &Variable<'a>,
-        offset: usize,
-        size: usize,
-    ) -> Result<(), LoadError> {
-        let width = variable.ty.bytes() as usize;
-        let mut at = 0;
-        let mut depth = 0u32;
-        loop {
-            let line = self.parser.line();
-            match self.parser.peek() {
-                Token::Punct(b'{') => {
-                    depth += 1;
-                    self.parser.advance()?;
-                    continue;
-                }
-                Token::Punct(b'}') if depth > 0 => {}
-                Token::Word(name) => {
-                    let what = format!("address `{name}` in an initialiser");
-                    return Err(LoadError::unsupported(line, what));
-                }
-                _ => {
-                    let value = element(self.parser.number()?, variable.ty, line)?;
-                    let bytes = value.to_le_bytes();
-                    let target = offset + at..offset + at + width;
-                    let slot = self.module.image.get_mut(target);
-                    match (slot, bytes.get(..width)) {
-                        (Some(slot), Some(bytes)) if at + width <= size => {
-                            slot.copy_from_slice(bytes);
-                        }
-                        _ => return Err(LoadError::syntax(line, "initialiser is too long")),
-                    }
-                    at += width;
-                }
-            }
-            while depth > 0 && self.parser.accept(b'}')? {
-                depth -= 1;
-            }
-            if depth == 0 {
-                return Ok(());
-            }
-            self.parser.expect(b',')?;
-        }
-    }
-
+    /// Remembers where an entry begins: what it calls may follow it.
     fn entry(&mut self) -> Result<(), LoadError> {
         let line = self.parser.line();
-        if self.module.entries.len() == self.limits.entries {
+        if self.entries.len() == self.limits.entries {
             return Err(LoadError::Limit {
                 line,
                 what: "entries",
                 limit: self.limits.entries as u64,
             });
         }
-        let budget = self.limits.instructions.saturating_sub(self.instructions);
-        let builder = Builder::new(self.limits, budget, &self.globals, self.shared);
-        let entry = builder.entry(&mut self.parser)?;
-        self.instructions += entry.instructions;
-        if self.module.entry(&entry.name).is_some() {
-            let what = format!("entry `{}` stands twice", entry.name);
-            return Err(LoadError::syntax(line, &what));
+        let begin = self.parser.clone();
+        loop {
+            match self.parser.advance()? {
+                Token::Punct(b'{') => break self.parser.skip_braces()?,
+                Token::Punct(b';') => return Ok(()),
+                Token::End => return Err(self.parser.error("an entry's body")),
+                _ => {}
+            }
         }
-        self.module.entries.push(entry);
+        self.entries.push((begin, line));
         Ok(())
     }
-}
 
-/// The bits of an initialiser's element.
-fn element(value: Literal, ty: Type, line: u32) -> Result<u64, LoadError> {
-    match value {
-        Literal::Int(v) if !ty.float() => Ok(v),
-        Literal::Single(v) if ty.float() && ty.bits == 32 => Ok(u64::from(v)),
-        Literal::Double(v) if ty.float() && ty.bits == 64 => Ok(v),
-        Literal::Double(v) if ty.float() && ty.bits == 32 => {
-            Ok(u64::from((f64::from_bits(v) as f32).to_bits()))
+    fn lower(&mut self) -> Result<(), LoadError> {
+        let mut text_bytes = self.limits.function_text_bytes;
+        for (mut parser, line) in std::mem::take(&mut self.entries) {
+            let budget = self.limits.instructions.saturating_sub(self.instructions);
+            let builder = Builder::new(
+                self.limits,
+                (budget, &mut text_bytes),
+                &self.globals,
+                &self.functions,
+                self.shared,
+            );
+            let entry = builder.entry(&mut parser)?;
+            self.instructions += entry.instructions;
+            if self.module.entry(&entry.name).is_some() {
+                let what = format!("entry `{}` stands twice", entry.name);
+                return Err(LoadError::syntax(line, &what));
+            }
+            self.module.entries.push(entry);
         }
-        _ => Err(LoadError::syntax(line, "literal does not fit the type")),
+        Ok(())
     }
 }

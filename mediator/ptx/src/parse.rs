@@ -4,9 +4,16 @@
 use super::error::LoadError;
 use super::lexer::{Lexer, Literal, Token, literal};
 use super::types::Type;
+use std::borrow::Cow;
 
-/// Most operands of an instruction and most elements of a vector operand; PTX has no more.
-const MAX_OPERANDS: usize = 8;
+/// Most operands of an instruction.
+const MAX_OPERANDS: usize = 16;
+
+/// Most elements of a vector operand and most arguments of a call.
+const MAX_ELEMENTS: usize = 128;
+
+/// An opcode in pieces is joined up to this many bytes.
+const MAX_OPCODE: usize = 256;
 
 /// An operand as written.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,12 +25,16 @@ pub(super) enum Operand<'a> {
     Literal(Literal),
     /// `[base+offset]`; without a base the offset is the address.
     Address(Option<&'a str>, i64),
-    /// `{a, b}`.
+    /// `[texture, {coordinates}]`, which no supported instruction takes.
+    Coordinates,
+    /// `{a, b}`, and `(a, b)` of a call.
     Vector(Vec<Operand<'a>>),
     /// `d|p`.
     Pair(&'a str, &'a str),
     /// `!p`.
     Not(&'a str),
+    /// `-a`, of a video instruction.
+    Negative(&'a str),
 }
 
 /// An instruction as written.
@@ -32,7 +43,8 @@ pub(super) struct Statement<'a> {
     pub(super) line: u32,
     /// Predicate and whether it is negated.
     pub(super) guard: Option<(&'a str, bool)>,
-    pub(super) opcode: &'a str,
+    /// Without the blanks and comments between its parts.
+    pub(super) opcode: Cow<'a, str>,
     pub(super) operands: Vec<Operand<'a>>,
 }
 
@@ -42,6 +54,8 @@ pub(super) struct Variable<'a> {
     pub(super) line: u32,
     pub(super) name: &'a str,
     pub(super) ty: Type,
+    /// Elements of a vector, else 1.
+    pub(super) vector: u32,
     /// Bytes; a power of two.
     pub(super) align: u32,
     /// Bytes; `None` for an array without a length (`name[]`).
@@ -51,7 +65,7 @@ pub(super) struct Variable<'a> {
 }
 
 /// Statements from tokens, with one token of look-ahead.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Parser<'a> {
     lexer: Lexer<'a>,
     token: Token<'a>,
@@ -71,6 +85,11 @@ impl<'a> Parser<'a> {
 
     pub(super) fn line(&self) -> u32 {
         self.line
+    }
+
+    /// Bytes of the text that were read.
+    pub(super) fn position(&self) -> usize {
+        self.lexer.position()
     }
 
     pub(super) fn advance(&mut self) -> Result<Token<'a>, LoadError> {
@@ -190,9 +209,21 @@ impl<'a> Parser<'a> {
     pub(super) fn variable(&mut self) -> Result<Variable<'a>, LoadError> {
         let line = self.line;
         let mut align = None;
+        let mut vector = 1;
         let ty = loop {
             let word = self.word("a type")?;
             match word {
+                ".v2" => vector = 2,
+                ".v4" => vector = 4,
+                ".attribute" => {
+                    self.expect(b'(')?;
+                    while !self.accept(b')')? {
+                        self.advance()?;
+                        if self.token == Token::End {
+                            return Err(self.error("`)`"));
+                        }
+                    }
+                }
                 ".align" => {
                     let value = self.size(1 << 12)?;
                     if !value.is_power_of_two() {
@@ -224,7 +255,7 @@ impl<'a> Parser<'a> {
         }
         let name = self.word("a name")?;
         let mut count = None;
-        let mut size = Some(u64::from(ty.bytes()));
+        let mut size = Some(u64::from(ty.bytes() * vector));
         if self.accept(b'<')? {
             count = u32::try_from(self.size(1 << 20)?).ok();
             self.expect(b'>')?;
@@ -234,36 +265,44 @@ impl<'a> Parser<'a> {
                 size = None;
                 continue;
             }
-            let length = self.size(u64::from(u32::MAX))?;
+            let length = match self.constant()? {
+                Literal::Int(v) if v <= u64::from(u32::MAX) => v,
+                _ => return Err(LoadError::syntax(line, "array without a usable length")),
+            };
             size = size.and_then(|s| s.checked_mul(length));
             if size.is_none() {
                 return Err(LoadError::syntax(line, "array without a usable length"));
             }
             self.expect(b']')?;
         }
-        let align = align.unwrap_or_else(|| ty.bytes().max(1));
+        let align = align.unwrap_or_else(|| (ty.bytes() * vector).max(1));
         Ok(Variable {
             line,
             name,
             ty,
+            vector,
             align,
             size,
             count,
         })
     }
 
-    /// The operand after `+` or `-`, as a signed number of bytes.
-    fn offset(&mut self) -> Result<i64, LoadError> {
-        let negative = self.accept(b'-')?;
-        if !negative {
-            self.expect(b'+')?;
+    /// What is added to a name and taken off it, as a signed number of bytes.
+    pub(super) fn offset(&mut self) -> Result<i64, LoadError> {
+        let mut sum = 0u64;
+        while self.at_offset() {
+            let negative = self.accept(b'-')?;
+            if !negative {
+                self.expect(b'+')?;
+            }
+            let term = self.product()?;
+            sum = if negative {
+                sum.wrapping_sub(term)
+            } else {
+                sum.wrapping_add(term)
+            };
         }
-        let line = self.line;
-        match self.number()? {
-            Literal::Int(v) if negative => Ok(v.wrapping_neg().cast_signed()),
-            Literal::Int(v) => Ok(v.cast_signed()),
-            _ => Err(LoadError::syntax(line, "expected an integer offset")),
-        }
+        Ok(sum.cast_signed())
     }
 
     fn at_offset(&self) -> bool {
@@ -283,10 +322,21 @@ impl<'a> Parser<'a> {
                 }
                 Ok(Operand::Name(name))
             }
-            Token::Number(_) | Token::Punct(b'-') => Ok(Operand::Literal(self.number()?)),
-            Token::Punct(b'!') => {
+            Token::Punct(b'-') if let Token::Word(name) = self.after()? => {
                 self.advance()?;
-                Ok(Operand::Not(self.word("a predicate")?))
+                self.advance()?;
+                Ok(Operand::Negative(name))
+            }
+            Token::Number(_) | Token::Punct(b'-' | b'+' | b'~' | b'(') => {
+                Ok(Operand::Literal(self.constant()?))
+            }
+            Token::Punct(b'!') => {
+                if let Token::Word(name) = self.after()? {
+                    self.advance()?;
+                    self.advance()?;
+                    return Ok(Operand::Not(name));
+                }
+                Ok(Operand::Literal(self.constant()?))
             }
             Token::Punct(b'[') => {
                 self.advance()?;
@@ -295,34 +345,56 @@ impl<'a> Parser<'a> {
                     let offset = if self.at_offset() { self.offset()? } else { 0 };
                     Operand::Address(Some(base), offset)
                 } else {
-                    match self.number()? {
+                    match self.constant()? {
                         Literal::Int(v) => Operand::Address(None, v.cast_signed()),
                         _ => return Err(self.error("an address")),
                     }
                 };
+                if self.token == Token::Punct(b',') {
+                    while !matches!(self.token, Token::Punct(b']' | b';') | Token::End) {
+                        self.advance()?;
+                    }
+                    self.expect(b']')?;
+                    return Ok(Operand::Coordinates);
+                }
                 self.expect(b']')?;
                 Ok(address)
             }
             Token::Punct(b'{') if !in_vector => {
                 self.advance()?;
-                let mut elements = Vec::new();
-                loop {
-                    if elements.len() == MAX_OPERANDS {
-                        return Err(self.error("a shorter vector"));
-                    }
-                    elements.push(self.operand(true)?);
-                    if !self.accept(b',')? {
-                        break;
-                    }
-                }
-                self.expect(b'}')?;
-                Ok(Operand::Vector(elements))
+                Ok(Operand::Vector(self.list(b'}')?))
             }
             _ => Err(self.error("an operand")),
         }
     }
 
-    /// The rest of an instruction, after its `opcode`.
+    /// Operands up to the closing punctuation, which is consumed.
+    fn list(&mut self, close: u8) -> Result<Vec<Operand<'a>>, LoadError> {
+        let mut elements = Vec::new();
+        if self.accept(close)? {
+            return Ok(elements);
+        }
+        loop {
+            if elements.len() == MAX_ELEMENTS {
+                return Err(self.error("a shorter list"));
+            }
+            elements.push(self.operand(true)?);
+            if !self.accept(b',')? {
+                break;
+            }
+        }
+        self.expect(close)?;
+        Ok(elements)
+    }
+
+    /// The token after the next one.
+    fn after(&self) -> Result<Token<'a>, LoadError> {
+        let mut ahead = self.clone();
+        ahead.advance()?;
+        Ok(ahead.token)
+    }
+
+    /// The rest of an instruction, after the first part of its `opcode`.
     pub(super) fn instruction(
         &mut self,
         line: u32,
@@ -330,16 +402,27 @@ impl<'a> Parser<'a> {
         opcode: &'a str,
     ) -> Result<Statement<'a>, LoadError> {
         let mut operands = Vec::new();
-        if opcode.split('.').next() == Some("call") {
-            let what = "`call`: functions must be inlined".to_owned();
-            return Err(LoadError::unsupported(line, what));
+        let mut opcode = Cow::Borrowed(opcode);
+        while let Token::Word(part) = self.token
+            && part.starts_with('.')
+        {
+            if opcode.len() > MAX_OPCODE {
+                return Err(self.error("a shorter opcode"));
+            }
+            opcode.to_mut().push_str(part);
+            self.advance()?;
         }
+        let call = opcode.split('.').next() == Some("call");
         if !self.accept(b';')? {
             loop {
                 if operands.len() == MAX_OPERANDS {
                     return Err(self.error("fewer operands"));
                 }
-                operands.push(self.operand(false)?);
+                operands.push(if call && self.accept(b'(')? {
+                    Operand::Vector(self.list(b')')?)
+                } else {
+                    self.operand(false)?
+                });
                 if !self.accept(b',')? {
                     break;
                 }

@@ -1,6 +1,7 @@
 //! Types, state spaces and the modifiers of an opcode.
 
 use super::error::LoadError;
+use super::ops::exact::{self, Format, Mode};
 
 /// Fundamental type kinds (PTX ISA 5.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -9,6 +10,20 @@ pub(super) enum Kind {
     Signed,
     Bits,
     Float,
+    /// `bf16`.
+    Brain,
+    /// `f16x2`: two in 32 bits.
+    HalfPair,
+    /// `bf16x2`.
+    BrainPair,
+    /// `tf32`: a single whose fraction has 10 bits.
+    Tensor,
+    /// `e4m3x2` and `e5m2x2`: two in 16 bits.
+    FourPair,
+    FivePair,
+    /// `u16x2` and `s16x2`.
+    UnsignedPair,
+    SignedPair,
     Pred,
 }
 
@@ -22,6 +37,9 @@ pub(super) struct Type {
 impl Type {
     pub(super) const U32: Type = Type::new(Kind::Unsigned, 32);
     pub(super) const U64: Type = Type::new(Kind::Unsigned, 64);
+    pub(super) const F16: Type = Type::new(Kind::Float, 16);
+    pub(super) const BF16: Type = Type::new(Kind::Brain, 16);
+    pub(super) const F32: Type = Type::new(Kind::Float, 32);
     pub(super) const B32: Type = Type::new(Kind::Bits, 32);
 
     pub(super) const fn new(kind: Kind, bits: u8) -> Type {
@@ -47,6 +65,14 @@ impl Type {
             "f16" => (Kind::Float, 16),
             "f32" => (Kind::Float, 32),
             "f64" => (Kind::Float, 64),
+            "bf16" => (Kind::Brain, 16),
+            "f16x2" => (Kind::HalfPair, 32),
+            "bf16x2" => (Kind::BrainPair, 32),
+            "tf32" => (Kind::Tensor, 32),
+            "e4m3x2" => (Kind::FourPair, 16),
+            "e5m2x2" => (Kind::FivePair, 16),
+            "u16x2" => (Kind::UnsignedPair, 32),
+            "s16x2" => (Kind::SignedPair, 32),
             _ => return None,
         };
         Some(Type { kind, bits })
@@ -60,8 +86,37 @@ impl Type {
         self.kind == Kind::Signed
     }
 
+    /// One floating-point number.
     pub(super) fn float(self) -> bool {
-        self.kind == Kind::Float
+        matches!(self.kind, Kind::Float | Kind::Brain | Kind::Tensor)
+    }
+
+    /// Two floating-point numbers of 16 bits.
+    pub(super) fn float_pair(self) -> bool {
+        matches!(self.kind, Kind::HalfPair | Kind::BrainPair)
+    }
+
+    /// One element of a pair.
+    pub(super) fn element(self) -> Type {
+        match self.kind {
+            Kind::HalfPair => Type::F16,
+            Kind::BrainPair => Type::BF16,
+            _ => self,
+        }
+    }
+
+    /// The format of a floating-point type, or of its elements.
+    pub(super) fn format(self) -> Option<Format> {
+        Some(match (self.kind, self.bits) {
+            (Kind::Float, 16) | (Kind::HalfPair, _) => exact::F16,
+            (Kind::Float, 32) => exact::F32,
+            (Kind::Float, 64) => exact::F64,
+            (Kind::Brain | Kind::BrainPair, _) => exact::BF16,
+            (Kind::Tensor, _) => exact::TF32,
+            (Kind::FourPair, _) => exact::E4M3,
+            (Kind::FivePair, _) => exact::E5M2,
+            _ => return None,
+        })
     }
 
     pub(super) fn integer(self) -> bool {
@@ -85,9 +140,10 @@ impl Space {
         Some(match text {
             "global" => Space::Global,
             "const" => Space::Const,
-            "shared" | "shared::cta" => Space::Shared,
+            // A cluster has one block.
+            "shared" | "shared::cta" | "shared::cluster" => Space::Shared,
             "local" => Space::Local,
-            "param" | "param::entry" => Space::Param,
+            "param" | "param::entry" | "param::func" => Space::Param,
             _ => return None,
         })
     }
@@ -166,6 +222,20 @@ impl<'a> Modifiers<'a> {
     /// Whether the opcode as written has this modifier, taken or not.
     pub(super) fn written(&self, name: &str) -> bool {
         self.opcode.split('.').any(|m| m == name)
+    }
+
+    /// The rounding of a result (`rn`, `rz`, `rm`, `rp`, `rna`), taken.
+    pub(super) fn take_rounding(&mut self) -> Option<Mode> {
+        self.take_map(|m| {
+            Some(match m {
+                "rn" => Mode::Nearest,
+                "rz" => Mode::Zero,
+                "rm" => Mode::Down,
+                "rp" => Mode::Up,
+                "rna" => Mode::Away,
+                _ => return None,
+            })
+        })
     }
 
     /// Refuses what is left.

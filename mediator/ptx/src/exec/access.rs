@@ -4,6 +4,8 @@ use super::super::code::{Access, AtomOp, Dst, Src};
 use super::super::memory::{
     DeviceMemory, LOCAL_WINDOW, MemoryFault, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BYTES,
 };
+use super::super::ops::float::{from_brain, from_half, to_brain, to_half};
+use super::super::ops::mbarrier;
 use super::super::types::Space;
 use super::super::{LANES, Lanes};
 use super::ExecError;
@@ -17,7 +19,7 @@ const SECTOR_BYTES: u64 = 32;
 type LaneFault = (usize, u64, MemoryFault);
 
 impl<M: DeviceMemory, T> Block<'_, M, T> {
-    fn addresses(&self, warp: &Warp, access: &Access) -> Lanes<u64> {
+    pub(super) fn addresses(&self, warp: &Warp, access: &Access) -> Lanes<u64> {
         let mut out = [0; LANES];
         match access.base {
             // A 32-bit base wraps at 32 bits: compilers write `[r-64+128]`.
@@ -41,7 +43,7 @@ impl<M: DeviceMemory, T> Block<'_, M, T> {
     }
 
     /// The space behind a generic address, and the address in it.
-    fn resolve(space: Space, va: u64) -> (Space, u64) {
+    pub(super) fn resolve(space: Space, va: u64) -> (Space, u64) {
         if space != Space::Generic || va < SHARED_WINDOW {
             return (
                 if space == Space::Generic {
@@ -70,7 +72,7 @@ impl<M: DeviceMemory, T> Block<'_, M, T> {
         if global { Space::Global } else { space }
     }
 
-    fn fault(&self, warp: &Warp, line: u32, (lane, va, fault): LaneFault) -> ExecError {
+    pub(super) fn fault(&self, warp: &Warp, line: u32, (lane, va, fault): LaneFault) -> ExecError {
         ExecError::Fault {
             fault,
             va,
@@ -99,7 +101,7 @@ impl<M: DeviceMemory, T> Block<'_, M, T> {
     }
 
     /// The bytes of a space that this machine keeps itself, from `at` on.
-    fn own(&self, warp: &Warp, lane: usize, space: Space, at: u64) -> Option<&[u8]> {
+    pub(super) fn own(&self, warp: &Warp, lane: usize, space: Space, at: u64) -> Option<&[u8]> {
         let at = usize::try_from(at).ok()?;
         match space {
             Space::Shared => self.shared.get(at..),
@@ -113,7 +115,7 @@ impl<M: DeviceMemory, T> Block<'_, M, T> {
         }
     }
 
-    fn own_mut(
+    pub(super) fn own_mut(
         &mut self,
         warp: &Warp,
         lane: usize,
@@ -366,6 +368,21 @@ impl<M: DeviceMemory, T> Block<'_, M, T> {
             let (space, at) = Self::resolve(access.space, va[lane]);
             let (b, c) = (b[lane], c[lane]);
             let result = match (space, access.bytes) {
+                (Space::Global, 2) => {
+                    let shift = (at & 2) * 8;
+                    let f = |word: u32| {
+                        let new = apply32(op, (word >> shift) & 0xffff, b as u32, c as u32);
+                        (word & !(0xffff << shift)) | ((new & 0xffff) << shift)
+                    };
+                    let word = self.memory.update_u32(at & !3, &f);
+                    word.map(|word| u64::from((word >> shift) & 0xffff))
+                }
+                (_, 2) => self.own_mut(warp, lane, space, at).and_then(|own| {
+                    let own = own.first_chunk_mut::<2>().ok_or(MemoryFault::Unmapped)?;
+                    let old = u32::from(u16::from_le_bytes(*own));
+                    *own = (apply32(op, old, b as u32, c as u32) as u16).to_le_bytes();
+                    Ok(u64::from(old))
+                }),
                 (Space::Global, 4) => {
                     let f = |old| apply32(op, old, b as u32, c as u32);
                     self.memory.update_u32(at, &f).map(u64::from)
@@ -410,10 +427,20 @@ fn decode<const N: usize, const S: usize>(raw: &[u8; S], element: usize) -> u64 
     u64::from_le_bytes(bytes)
 }
 
-fn apply32(op: AtomOp, old: u32, b: u32, c: u32) -> u32 {
+pub(super) fn apply32(op: AtomOp, old: u32, b: u32, c: u32) -> u32 {
     match op {
         AtomOp::Add => old.wrapping_add(b),
         AtomOp::AddFloat => (f32::from_bits(old) + f32::from_bits(b)).to_bits(),
+        AtomOp::AddHalf => to_half(from_half(old) + from_half(b)),
+        AtomOp::AddBrain => to_brain(from_brain(old) + from_brain(b)),
+        AtomOp::AddHalfPair | AtomOp::AddBrainPair => {
+            let op = match op {
+                AtomOp::AddHalfPair => AtomOp::AddHalf,
+                _ => AtomOp::AddBrain,
+            };
+            let low = apply32(op, old & 0xffff, b & 0xffff, c);
+            low | apply32(op, old >> 16, b >> 16, c) << 16
+        }
         AtomOp::MinS => old.cast_signed().min(b.cast_signed()).cast_unsigned(),
         AtomOp::MaxS => old.cast_signed().max(b.cast_signed()).cast_unsigned(),
         // The rest does not depend on the width, save for what is cut off.
@@ -437,6 +464,13 @@ fn apply64(op: AtomOp, old: u64, b: u64, c: u64) -> u64 {
         AtomOp::CompareAndSwap => old,
         AtomOp::Inc if old >= b => 0,
         AtomOp::Inc => old + 1,
+        AtomOp::BarrierInit => mbarrier::init(b),
+        AtomOp::BarrierArrive => mbarrier::arrive(old, b),
+        AtomOp::BarrierDrop => mbarrier::arrive_drop(old, b),
+        AtomOp::BarrierExpect => mbarrier::expect(old, b),
+        AtomOp::BarrierComplete => mbarrier::complete(old, b),
+        // Of 16 and of 32 bits only, see above.
+        AtomOp::AddHalf | AtomOp::AddBrain | AtomOp::AddHalfPair | AtomOp::AddBrainPair => old,
         AtomOp::Dec if old == 0 || old > b => b,
         AtomOp::Dec => old - 1,
     }

@@ -25,8 +25,9 @@ pub(super) struct Block<'a, M, T> {
     pub(super) local: &'a mut [u8],
     /// Of one thread.
     pub(super) local_bytes: usize,
-    /// Warps that arrived at each barrier without waiting (`bar.arrive`).
-    pub(super) barriers: [u32; 16],
+    /// Warps that arrived at each barrier without waiting (`bar.arrive`). The last one is the
+    /// cluster's.
+    pub(super) barriers: [u32; 17],
     pub(super) outcome: BlockOutcome,
     /// Operations, helpers included.
     pub(super) executed: u64,

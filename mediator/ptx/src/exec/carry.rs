@@ -7,7 +7,8 @@ use super::block::Block;
 use super::warp::Warp;
 
 impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
-    /// `add.cc`, `addc`, `sub.cc`, `subc`. The flag of a difference is the borrow.
+    /// `add.cc`, `addc`, `sub.cc`, `subc`. The flag of a difference is the carry of `a + !b + 1`,
+    /// so it is 0 after a borrow: compilers read it by `addc`.
     pub(super) fn carry(&self, warp: &mut Warp, args: &CarryArgs, exec: u32) {
         let (mut x, mut y) = ([0; LANES], [0; LANES]);
         let a = warp.doubles(self.code, args.a, &mut x);
@@ -22,7 +23,11 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
                 (a, b) = (a << 32, b << 32);
             }
             let one = if args.wide { 1 } else { 1 << 32 };
-            let step = if carry { one } else { 0 };
+            let step = if carry != (args.subtract && args.reads) {
+                one
+            } else {
+                0
+            };
             let (sum, f, g) = if args.subtract {
                 let (first, f) = a.overflowing_sub(b);
                 let (sum, g) = first.overflowing_sub(step);
@@ -33,7 +38,7 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
                 (sum, f, g)
             };
             out[lane] = if args.wide { sum } else { sum >> 32 };
-            flags |= u32::from(f | g) << lane;
+            flags |= u32::from((f | g) != args.subtract) << lane;
         }
         warp.write_doubles(args.d, &out, exec);
         if args.writes {

@@ -2,7 +2,10 @@
 
 mod access;
 mod block;
+mod call;
 mod carry;
+mod collective;
+mod matrix;
 mod step;
 mod sync;
 mod warp;
@@ -169,6 +172,24 @@ pub enum ExecError {
         /// Block index.
         block: [u32; 3],
     },
+    /// A call by an address that is no function's.
+    #[error("No function at 0x{address:x}: block {block:?}, line {line}")]
+    NoFunction {
+        /// The address.
+        address: u64,
+        /// Block index.
+        block: [u32; 3],
+        /// Line of the PTX text.
+        line: u32,
+    },
+    /// Calls need more local memory than a thread has.
+    #[error("Calls are nested too deep: block {block:?}, line {line}")]
+    StackOverflow {
+        /// Block index.
+        block: [u32; 3],
+        /// Line of the PTX text.
+        line: u32,
+    },
     /// [`Control::abort`] was set.
     #[error("Aborted")]
     Aborted,
@@ -195,7 +216,7 @@ pub struct Scratch {
 #[derive(Debug)]
 struct Paused {
     index: [u32; 3],
-    barriers: [u32; 16],
+    barriers: [u32; 17],
     outcome: BlockOutcome,
     executed: u64,
     unreported: u64,
@@ -205,7 +226,7 @@ impl Paused {
     fn before(index: [u32; 3]) -> Self {
         Self {
             index,
-            barriers: [0; 16],
+            barriers: [0; 17],
             outcome: BlockOutcome::default(),
             executed: 0,
             unreported: 0,

@@ -71,24 +71,33 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
         fuel: &mut u32,
     ) -> Result<(Group, Stop), ExecError> {
         let Turn {
-            group: Group {
-                mut pc, mut mask, ..
-            },
+            group:
+                Group {
+                    mut pc,
+                    mut mask,
+                    mut frame,
+                    ..
+                },
             limit,
             mut forced,
         } = turn;
-        let at = |pc, mask, wait| Group { pc, mask, wait };
+        let at = |pc, mask, wait, frame| Group {
+            pc,
+            mask,
+            wait,
+            frame,
+        };
         let code = self.code;
         loop {
             if pc >= limit {
-                return Ok((at(pc, mask, Wait::No), Stop::Regroup));
+                return Ok((at(pc, mask, Wait::No, frame), Stop::Regroup));
             }
             if *fuel == 0 {
-                return Ok((at(pc, mask, Wait::No), Stop::Fuel));
+                return Ok((at(pc, mask, Wait::No, frame), Stop::Fuel));
             }
             let Some(inst) = code.insts.get(pc as usize) else {
                 warp.exit(mask);
-                return Ok((at(pc, 0, Wait::No), Stop::Exit));
+                return Ok((at(pc, 0, Wait::No, frame), Stop::Exit));
             };
             *fuel -= 1;
             let exec = mask & warp.pred(inst.guard);
@@ -201,29 +210,95 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
                 } => self.atom(warp, (access, inst.line, exec), *op, (*d, *b, *c))?,
                 Op::Branch { target } => {
                     if exec != mask {
-                        warp.groups.push(at(*target, exec, Wait::No));
-                        let rest = at(pc + 1, mask & !exec, Wait::No);
+                        warp.groups.push(at(*target, exec, Wait::No, frame));
+                        let rest = at(pc + 1, mask & !exec, Wait::No, frame);
                         return Ok((rest, Stop::Regroup));
                     }
                     pc = *target;
                     if !warp.groups.is_empty() {
-                        return Ok((at(pc, mask, Wait::No), Stop::Regroup));
+                        return Ok((at(pc, mask, Wait::No, frame), Stop::Regroup));
                     }
                     continue;
+                }
+                Op::Call(site) => {
+                    let (called, to, inner) = self.call(warp, (*site, pc + 1), exec, inst.line)?;
+                    if called != mask {
+                        warp.groups.push(at(to, called, Wait::No, inner));
+                        if called != exec {
+                            // Lanes that call another function do so next.
+                            let other = exec & !called;
+                            if mask != exec {
+                                let past = at(pc + 1, mask & !exec, Wait::No, frame);
+                                warp.groups.push(past);
+                            }
+                            return Ok((at(pc, other, Wait::No, frame), Stop::Regroup));
+                        }
+                        return Ok((at(pc + 1, mask & !exec, Wait::No, frame), Stop::Regroup));
+                    }
+                    (pc, frame) = (to, inner);
+                    if !warp.groups.is_empty() {
+                        return Ok((at(pc, mask, Wait::No, frame), Stop::Regroup));
+                    }
+                    warp.frame = frame;
+                    continue;
+                }
+                Op::Return => {
+                    let (back, outer) = self.ret(warp, exec);
+                    if exec != mask {
+                        warp.groups.push(at(back, exec, Wait::No, outer));
+                        return Ok((at(pc + 1, mask & !exec, Wait::No, frame), Stop::Regroup));
+                    }
+                    (pc, frame) = (back, outer);
+                    if !warp.groups.is_empty() {
+                        return Ok((at(pc, mask, Wait::No, frame), Stop::Regroup));
+                    }
+                    warp.frame = frame;
+                    continue;
+                }
+                Op::Grow { d, bytes } => {
+                    let mut buffer = [0; LANES];
+                    let bytes = *warp.words(code, *bytes, &mut buffer);
+                    let begin = self.grow(warp, &bytes, exec, inst.line)?;
+                    warp.write_doubles(*d, &[begin; LANES], exec);
                 }
                 Op::Exit => {
                     warp.exit(exec);
                     mask &= !exec;
                     if mask == 0 {
-                        return Ok((at(pc, 0, Wait::No), Stop::Exit));
+                        return Ok((at(pc, 0, Wait::No, frame), Stop::Exit));
                     }
                 }
                 Op::Shuffle(args) => {
                     if !forced && self.missing(warp, args.members, exec, mask) {
-                        return Ok((at(pc, mask, Wait::Lanes), Stop::Regroup));
+                        return Ok((at(pc, mask, Wait::Lanes, frame), Stop::Regroup));
                     }
                     self.shuffle(warp, args, exec);
                 }
+                Op::Match(args) => {
+                    if !forced && self.missing(warp, args.members, exec, mask) {
+                        return Ok((at(pc, mask, Wait::Lanes, frame), Stop::Regroup));
+                    }
+                    self.matched(warp, args, exec);
+                }
+                Op::Reduce(args) => {
+                    if !forced && self.missing(warp, args.members, exec, mask) {
+                        return Ok((at(pc, mask, Wait::Lanes, frame), Stop::Regroup));
+                    }
+                    self.reduced(warp, args, exec);
+                }
+                Op::Elect { d, p, members } => {
+                    if !forced && self.missing(warp, *members, exec, mask) {
+                        return Ok((at(pc, mask, Wait::Lanes, frame), Stop::Regroup));
+                    }
+                    self.elect(warp, (*d, *p, *members), exec);
+                }
+                Op::Matrix(args) => {
+                    if !forced && mask != warp.live {
+                        return Ok((at(pc, mask, Wait::Lanes, frame), Stop::Regroup));
+                    }
+                    self.matrix(warp, args, exec, inst.line)?;
+                }
+                Op::CopyAsync(args) => self.copy_async(warp, args, exec, inst.line)?,
                 Op::Vote {
                     vote,
                     d,
@@ -231,13 +306,13 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
                     members,
                 } => {
                     if !forced && self.missing(warp, *members, exec, mask) {
-                        return Ok((at(pc, mask, Wait::Lanes), Stop::Regroup));
+                        return Ok((at(pc, mask, Wait::Lanes, frame), Stop::Regroup));
                     }
                     self.vote(warp, (*vote, *d, *p, *members), exec);
                 }
                 Op::WarpSync { members } => {
                     if !forced && self.missing(warp, *members, exec, mask) {
-                        return Ok((at(pc, mask, Wait::Lanes), Stop::Regroup));
+                        return Ok((at(pc, mask, Wait::Lanes, frame), Stop::Regroup));
                     }
                 }
                 Op::ActiveMask { d } => warp.write_words(*d, &[exec; LANES], exec),
@@ -245,10 +320,10 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
                     let (id, threads) = self.barrier_operands(warp, args, exec, inst.line)?;
                     if args.wait {
                         let wait = Wait::Barrier { id, threads };
-                        return Ok((at(pc, mask, wait), Stop::Regroup));
+                        return Ok((at(pc, mask, wait, frame), Stop::Regroup));
                     }
                     if !forced && mask != warp.live {
-                        return Ok((at(pc, mask, Wait::Lanes), Stop::Regroup));
+                        return Ok((at(pc, mask, Wait::Lanes, frame), Stop::Regroup));
                     }
                     self.arrive(id);
                 }
@@ -258,7 +333,7 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
                     let longest = lanes(exec).map(|lane| ns[lane]).max().unwrap_or(0);
                     let length = u64::from(longest).min(MAX_SLEEP_NS);
                     let until = self.now_ns().saturating_add(length);
-                    return Ok((at(pc + 1, mask, Wait::No), Stop::Sleep(until)));
+                    return Ok((at(pc + 1, mask, Wait::No, frame), Stop::Sleep(until)));
                 }
                 Op::Trap => {
                     return Err(ExecError::Trap {
@@ -277,7 +352,12 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
         let lane_mask = |f: fn(u32) -> u32| std::array::from_fn(|lane| u64::from(f(lane as u32)));
         let dynamic = self.launch.dynamic_shared_bytes;
         let value = match which {
-            Special::Tid(axis) => return warp.tid[usize::from(axis) % 3].map(u64::from),
+            Special::Tid(axis) => {
+                return match warp.tid.get(usize::from(axis)) {
+                    Some(tid) => tid.map(u64::from),
+                    None => [0; LANES],
+                };
+            }
             Special::LaneId => return lane_mask(|lane| lane),
             Special::LaneMaskEq => return lane_mask(|lane| 1 << lane),
             Special::LaneMaskLt => return lane_mask(|lane| (1 << lane) - 1),
@@ -288,9 +368,9 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
                 return lane_mask(|lane| !((2u32.wrapping_shl(lane)).wrapping_sub(1)));
             }
             Special::LaneMaskGe => return lane_mask(|lane| !((1 << lane) - 1)),
-            Special::Ntid(axis) => u64::from(self.launch.block[usize::from(axis) % 3]),
-            Special::Ctaid(axis) => u64::from(self.index[usize::from(axis) % 3]),
-            Special::Nctaid(axis) => u64::from(self.launch.grid[usize::from(axis) % 3]),
+            Special::Ntid(axis) => axis_of(self.launch.block, axis, 1),
+            Special::Ctaid(axis) => axis_of(self.index, axis, 0),
+            Special::Nctaid(axis) => axis_of(self.launch.grid, axis, 1),
             Special::WarpId => u64::from(warp.index),
             Special::NWarpId => {
                 let [x, y, z] = self.launch.block;
@@ -300,13 +380,22 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
             Special::NSmId => u64::from(self.launch.sm.1),
             Special::GridId => self.launch.grid_id,
             Special::Clock | Special::GlobalTimer => self.now_ns(),
-            Special::GlobalTimerHigh => self.now_ns() >> 32,
+            Special::GlobalTimerHigh | Special::ClockHigh => self.now_ns() >> 32,
+            Special::Zero => 0,
+            Special::One => 1,
+            Special::Frame => u64::from(warp.frames.at(warp.frame).begin),
+            Special::NextFrame => u64::from(warp.frames.at(warp.frame).end).next_multiple_of(16),
             Special::DynamicSharedBytes => u64::from(dynamic),
             Special::TotalSharedBytes => self.shared.len() as u64,
             Special::ModuleBase => self.launch.module_base,
         };
         [value; LANES]
     }
+}
+
+/// A coordinate; the fourth does not exist and is `none`.
+fn axis_of(of: [u32; 3], axis: u8, none: u64) -> u64 {
+    of.get(usize::from(axis)).map_or(none, |n| u64::from(*n))
 }
 
 /// Results of `setp`: the comparison and its complement, each combined with `c`.

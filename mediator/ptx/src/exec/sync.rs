@@ -10,6 +10,9 @@ use super::warp::{State, Wait, Warp, lanes};
 /// A vote: kind, result, predicate, members.
 type VoteArgs = (Vote, VoteDst, Pred, Src);
 
+/// The number of the cluster's barrier, after those that a program can name.
+const CLUSTER_BARRIER: u8 = 16;
+
 impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
     /// Whether a lane that some lane of `exec` names as a member is alive but not in the group.
     pub(super) fn missing(&self, warp: &Warp, members: Src, exec: u32, group: u32) -> bool {
@@ -91,6 +94,9 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
         exec: u32,
         line: u32,
     ) -> Result<(u8, u32), ExecError> {
+        if args.cluster {
+            return Ok((CLUSTER_BARRIER, 0));
+        }
         let first = exec.trailing_zeros() as usize % LANES;
         let mut buffer = [0; LANES];
         let id = warp.words(self.code, args.id, &mut buffer)[first];
@@ -98,7 +104,7 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
             .threads
             .map_or(0, |t| warp.words(self.code, t, &mut buffer)[first]);
         match u8::try_from(id) {
-            Ok(small) if usize::from(small) < self.barriers.len() => Ok((small, threads)),
+            Ok(small) if small < CLUSTER_BARRIER => Ok((small, threads)),
             _ => Err(ExecError::BarrierId {
                 id,
                 block: self.index,

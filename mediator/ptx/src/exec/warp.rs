@@ -1,7 +1,8 @@
 //! A warp: its registers and the groups of its lanes.
 
-use super::super::code::{Code, Dst, Pred, Src};
+use super::super::code::{Code, Dst, Pred, Saved, Src};
 use super::super::{LANES, Lanes};
+use super::call::Frames;
 
 /// Number of choices between diverged groups after which a group out of order gets a turn.
 const FAIRNESS_TURNS: u32 = 512;
@@ -25,6 +26,8 @@ pub(super) struct Group {
     pub(super) pc: u32,
     pub(super) mask: u32,
     pub(super) wait: Wait,
+    /// Of the function that they execute.
+    pub(super) frame: u32,
 }
 
 /// What a warp is doing.
@@ -63,6 +66,9 @@ pub(super) struct Warp {
     turns: u32,
     /// Carry flag of each lane.
     pub(super) carry: u32,
+    /// Frame of the group that runs.
+    pub(super) frame: u32,
+    pub(super) frames: Frames,
 }
 
 impl Warp {
@@ -78,6 +84,8 @@ impl Warp {
             preds: Vec::new(),
             turns: 0,
             carry: 0,
+            frame: 0,
+            frames: Frames::default(),
         }
     }
 
@@ -104,7 +112,10 @@ impl Warp {
             pc: 0,
             mask: self.live,
             wait: Wait::No,
+            frame: 0,
         });
+        self.frame = 0;
+        self.frames.reset(self.live, code.entry_frame_bytes);
         self.words.clear();
         self.words.resize(usize::from(code.words), [0; LANES]);
         self.doubles.clear();
@@ -222,16 +233,51 @@ impl Warp {
         *old = (*old & !mask) | (value & mask);
     }
 
+    /// Writes a lane's registers of `saved` into `bytes`.
+    pub(super) fn read_slots(&self, saved: &Saved, lane: usize, bytes: &mut [u8]) {
+        let range = |file: usize| usize::from(saved.first[file])..usize::from(saved.end[file]);
+        let doubles = self.doubles[range(1)].iter().map(|d| d[lane]);
+        let words = self.words[range(0)].iter().map(|w| w[lane]);
+        let preds = self.preds[range(2)].iter().map(|p| (p >> lane) & 1);
+        let mut at = 0;
+        for value in doubles {
+            bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+            at += 8;
+        }
+        for value in words.chain(preds) {
+            bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+            at += 4;
+        }
+    }
+
+    /// Reads them back.
+    pub(super) fn write_slots(&mut self, saved: &Saved, lane: usize, bytes: &[u8]) {
+        let range = |file: usize| usize::from(saved.first[file])..usize::from(saved.end[file]);
+        let (doubles, rest) = bytes.split_at(8 * range(1).len());
+        for (slot, value) in self.doubles[range(1)].iter_mut().zip(doubles.as_chunks().0) {
+            slot[lane] = u64::from_le_bytes(*value);
+        }
+        let mut rest = rest.as_chunks().0.iter().map(|v| u32::from_le_bytes(*v));
+        for (slot, value) in self.words[range(0)].iter_mut().zip(&mut rest) {
+            slot[lane] = value;
+        }
+        for (slot, value) in self.preds[range(2)].iter_mut().zip(&mut rest) {
+            *slot = (*slot & !(1 << lane)) | ((value & 1) << lane);
+        }
+    }
+
     /// Takes out the group that runs next; `None` when all wait or none is left.
     pub(super) fn choose(&mut self) -> Option<Turn> {
         if self.groups.len() > 1 {
             self.merge();
             self.turns = self.turns.wrapping_add(1);
         }
+        // Lanes within a call go first, so that they meet their callers after it.
+        let frames = &self.frames;
         let lowest = |groups: &[Group], wait: Wait| {
             let all = groups.iter().enumerate();
             all.filter(|(_, g)| g.wait == wait)
-                .min_by_key(|(_, g)| g.pc)
+                .min_by_key(|(_, g)| (u32::MAX - frames.at(g.frame).depth, g.pc))
                 .map(|(at, _)| at)
         };
         let mut forced = false;
@@ -249,7 +295,9 @@ impl Warp {
         }
         let mut group = self.groups.swap_remove(at?);
         group.wait = Wait::No;
-        let ahead = self.groups.iter().map(|g| g.pc).filter(|pc| *pc > group.pc);
+        self.frame = group.frame;
+        let same = self.groups.iter().filter(|g| g.frame == group.frame);
+        let ahead = same.map(|g| g.pc).filter(|pc| *pc > group.pc);
         let limit = ahead.min().unwrap_or(u32::MAX);
         Some(Turn {
             group,
@@ -263,10 +311,10 @@ impl Warp {
     fn merge(&mut self) {
         let mut at = 0;
         while at < self.groups.len() {
-            let pc = self.groups[at].pc;
+            let Group { pc, frame, .. } = self.groups[at];
             let mut other = at + 1;
             while other < self.groups.len() {
-                if self.groups[other].pc == pc {
+                if self.groups[other].pc == pc && self.groups[other].frame == frame {
                     let joined = self.groups.swap_remove(other);
                     self.groups[at].mask |= joined.mask;
                     self.groups[at].wait = Wait::No;
@@ -281,6 +329,7 @@ impl Warp {
     /// Lanes that are gone need not be waited for.
     pub(super) fn exit(&mut self, lanes: u32) {
         self.live &= !lanes;
+        self.frames.exit(self.frame, lanes);
         for group in &mut self.groups {
             if group.wait == Wait::Lanes {
                 group.wait = Wait::No;

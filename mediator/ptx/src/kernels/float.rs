@@ -68,6 +68,10 @@ fn singles(name: &str, ftz: bool, sat: bool) -> Option<Lanewise> {
         "div" => s2!(ftz, false, |a: f32, b: f32| a / b),
         "min" => s2!(ftz, false, min32),
         "max" => s2!(ftz, false, max32),
+        "min.xorsign" => s2!(ftz, false, |a, b| xor_signs(a, b, min32)),
+        "max.xorsign" => s2!(ftz, false, |a, b| xor_signs(a, b, max32)),
+        "min.NaN.xorsign" => s2!(ftz, false, |a, b| xor_signs(a, b, min_nan32)),
+        "max.NaN.xorsign" => s2!(ftz, false, |a, b| xor_signs(a, b, max_nan32)),
         "min.NaN" => s2!(ftz, false, min_nan32),
         "max.NaN" => s2!(ftz, false, max_nan32),
         // Signs are bits: NaN keeps its payload here.
@@ -103,6 +107,8 @@ fn doubles(name: &str) -> Option<Lanewise> {
         "neg" => d1!(|a| a ^ (1 << 63)),
         "sqrt" => d1!(|a| double(a).sqrt().to_bits()),
         "rcp" => d1!(|a| (1.0 / double(a)).to_bits()),
+        "rcp.ftz" => d1!(|a| upper_half(double(a), |a| 1.0 / a).to_bits()),
+        "rsqrt.ftz" => d1!(|a| upper_half(double(a), |a| 1.0 / a.sqrt()).to_bits()),
         "rsqrt" => d1!(|a| (1.0 / double(a).sqrt()).to_bits()),
         "copysign" => d2!(|a, b| (a & (1 << 63)) | (b & !(1 << 63))),
         _ => return None,
@@ -113,7 +119,7 @@ fn doubles(name: &str) -> Option<Lanewise> {
 /// Steps of `cvt`, by name, between the types of the step. The caller chains them: flush, round,
 /// convert, saturate. Integer sources are extended to 64 bits before, results are cut by the write.
 pub(in super::super) fn convert_float(step: &str, to: Type, from: Type) -> Option<Lanewise> {
-    use Kind::{Float, Signed};
+    use Kind::{Brain, Float, Signed};
     let kernel = match (step, to.kind, to.bits, from.kind, from.bits) {
         ("flush", _, _, Float, 32) => w1!(|a| flush(f32::from_bits(a)).to_bits()),
         ("sat", _, _, Float, 32) => w1!(|a| saturate(f32::from_bits(a)).to_bits()),
@@ -130,6 +136,7 @@ pub(in super::super) fn convert_float(step: &str, to: Type, from: Type) -> Optio
         ("cvt", Float, 32, Float, 64) => d1!(|a| u64::from((double(a) as f32).to_bits())),
         ("cvt", Float, 16, Float, 32) => w1!(|a| to_half(f32::from_bits(a))),
         ("cvt", Float, 32, Float, 16) => w1!(|a| from_half(a).to_bits()),
+        ("cvt", Float, 32, Brain, 16) => w1!(|a| from_brain(a).to_bits()),
         ("cvt", Float, 32, Float, 32) => w1!(|a| a),
         ("cvt", Float, 64, Float, 64) => d1!(|a| a),
         // Rust's `as` converts to integers as PTX does: clamp, NaN to 0 (PTX ISA, `cvt`).

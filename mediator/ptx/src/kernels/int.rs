@@ -10,7 +10,7 @@ use super::{Kernel, Lanewise, d1, d2, d3, d4, map1, map2, map3, w1, w2, w3, w4};
 /// write.
 pub(in super::super) fn integer(name: &str, ty: Type) -> Option<Lanewise> {
     use Kind::{Bits, Signed, Unsigned};
-    if ty.float() || ty.kind == Kind::Pred || ty.bits == 8 {
+    if !matches!(ty.kind, Bits | Signed | Unsigned) || ty.bits == 8 {
         return None;
     }
     if ty.kind == Bits {
@@ -66,6 +66,30 @@ pub(in super::super) fn integer(name: &str, ty: Type) -> Option<Lanewise> {
             d3!(|a, b, c| ((a & 0xffff_ffff) * (b & 0xffff_ffff)).wrapping_add(c))
         }
         ("mad.wide", Signed, 32) => d3!(|a, b, c| wide_s32(a, b).wrapping_add(c)),
+        ("mad.hi", Unsigned, 16) => w3!(|a, b, c| (a.wrapping_mul(b) >> 16).wrapping_add(c)),
+        ("mad.hi", Signed, 16) => {
+            w3!(|a, b, c| ((s16(a) * s16(b)) >> 16).cast_unsigned().wrapping_add(c))
+        }
+        ("mad.hi.sat", Signed, 32) => w3!(|a, b, c| {
+            let product = i64::from(a.cast_signed()) * i64::from(b.cast_signed());
+            ((product >> 32) as i32)
+                .saturating_add(c.cast_signed())
+                .cast_unsigned()
+        }),
+        ("mul24.hi", Unsigned, 32) => w2!(|a, b| ((long24(a) * long24(b)) >> 16) as u32),
+        ("mul24.hi", Signed, 32) => w2!(|a, b| ((signed24(a) * signed24(b)) >> 16) as u32),
+        ("mad24.hi", Unsigned, 32) => {
+            w3!(|a, b, c| (((long24(a) * long24(b)) >> 16) as u32).wrapping_add(c))
+        }
+        ("mad24.hi", Signed, 32) => {
+            w3!(|a, b, c| (((signed24(a) * signed24(b)) >> 16) as u32).wrapping_add(c))
+        }
+        ("mad24.hi.sat", Signed, 32) => w3!(|a, b, c| {
+            let high = (signed24(a) * signed24(b)) >> 16;
+            (high as i32)
+                .saturating_add(c.cast_signed())
+                .cast_unsigned()
+        }),
         ("mul24.lo", Unsigned, 32) => w2!(|a, b| u24(a).wrapping_mul(u24(b))),
         ("mul24.lo", Signed, 32) => w2!(|a, b| s24(a).wrapping_mul(s24(b))),
         ("mad24.lo", Unsigned, 32) => w3!(|a, b, c| u24(a).wrapping_mul(u24(b)).wrapping_add(c)),
@@ -100,10 +124,29 @@ pub(in super::super) fn integer(name: &str, ty: Type) -> Option<Lanewise> {
         ("max", Signed, 32) => w2!(|a, b| a.cast_signed().max(b.cast_signed()).cast_unsigned()),
         ("max", Unsigned, 64) => d2!(|a, b| a.max(b)),
         ("max", Signed, 64) => d2!(|a, b| a.cast_signed().max(b.cast_signed()).cast_unsigned()),
+        ("sad", Unsigned, 16) => w3!(|a, b, c| a.abs_diff(b).wrapping_add(c)),
+        ("sad", Signed, 16) => w3!(|a, b, c| s16(a).abs_diff(s16(b)).wrapping_add(c)),
+        ("sad", Unsigned, 64) => d3!(|a, b, c| a.abs_diff(b).wrapping_add(c)),
+        ("sad", Signed, 64) => {
+            d3!(|a, b, c| a.cast_signed().abs_diff(b.cast_signed()).wrapping_add(c))
+        }
+        ("min.relu", Signed, 32) => {
+            w2!(|a, b| a.cast_signed().min(b.cast_signed()).max(0).cast_unsigned())
+        }
+        ("max.relu", Signed, 32) => {
+            w2!(|a, b| a.cast_signed().max(b.cast_signed()).max(0).cast_unsigned())
+        }
+        ("szext.wrap", Unsigned, 32) => w2!(|a, n| field::<false>(a, n & 31)),
+        ("szext.wrap", Signed, 32) => w2!(|a, n| field::<true>(a, n & 31)),
+        ("szext.clamp", Unsigned, 32) => w2!(field::<false>),
+        ("szext.clamp", Signed, 32) => w2!(field::<true>),
         ("sad", Unsigned, 32) => w3!(|a, b, c| a.abs_diff(b).wrapping_add(c)),
         ("sad", Signed, 32) => {
             w3!(|a, b, c| a.cast_signed().abs_diff(b.cast_signed()).wrapping_add(c))
         }
+        // The second operand is the range: bits, sign of the result, sign of the source.
+        ("clamp", Unsigned, 64) => d2!(clamp_to),
+        ("pack", Unsigned, 64) => d4!(pack),
         ("shr", Unsigned, 16) => d2!(shr_u::<16>),
         ("shr", Signed, 16) => d2!(|a, n| shr_s(extend::<16, true>(a), n)),
         ("shr", Unsigned, 32) => w2!(shr32),
@@ -114,10 +157,22 @@ pub(in super::super) fn integer(name: &str, ty: Type) -> Option<Lanewise> {
         ("bfe", Signed, 32) => d3!(bfe::<32, true>),
         ("bfe", Unsigned, 64) => d3!(bfe::<64, false>),
         ("bfe", Signed, 64) => d3!(bfe::<64, true>),
+        ("bfind.shiftamt", Unsigned, 32) => d1!(|a| shift_amount::<32>(bfind::<32, false>(a))),
+        ("bfind.shiftamt", Signed, 32) => d1!(|a| shift_amount::<32>(bfind::<32, true>(a))),
+        ("bfind.shiftamt", Unsigned, 64) => d1!(|a| shift_amount::<64>(bfind::<64, false>(a))),
+        ("bfind.shiftamt", Signed, 64) => d1!(|a| shift_amount::<64>(bfind::<64, true>(a))),
         ("bfind", Unsigned, 32) => d1!(bfind::<32, false>),
         ("bfind", Signed, 32) => d1!(bfind::<32, true>),
         ("bfind", Unsigned, 64) => d1!(bfind::<64, false>),
         ("bfind", Signed, 64) => d1!(bfind::<64, true>),
+        ("dp2a.lo.u32", Unsigned, 32) => w3!(|a, b, c| dp2a::<false, false>(a, b, c)),
+        ("dp2a.lo.u32", Signed, 32) => w3!(|a, b, c| dp2a::<false, true>(a, b, c)),
+        ("dp2a.lo.s32", Unsigned, 32) => w3!(|a, b, c| dp2a::<true, false>(a, b, c)),
+        ("dp2a.lo.s32", Signed, 32) => w3!(|a, b, c| dp2a::<true, true>(a, b, c)),
+        ("dp2a.hi.u32", Unsigned, 32) => w3!(|a, b, c| dp2a::<false, false>(a, b >> 16, c)),
+        ("dp2a.hi.u32", Signed, 32) => w3!(|a, b, c| dp2a::<false, true>(a, b >> 16, c)),
+        ("dp2a.hi.s32", Unsigned, 32) => w3!(|a, b, c| dp2a::<true, false>(a, b >> 16, c)),
+        ("dp2a.hi.s32", Signed, 32) => w3!(|a, b, c| dp2a::<true, true>(a, b >> 16, c)),
         ("dp4a.u32", Unsigned, 32) => w3!(dp4a::<false, false>),
         ("dp4a.u32", Signed, 32) => w3!(dp4a::<false, true>),
         ("dp4a.s32", Unsigned, 32) => w3!(dp4a::<true, false>),
@@ -157,6 +212,19 @@ fn bits(name: &str, width: u8) -> Option<Lanewise> {
         ("bfi", 32) => d4!(bfi::<32>),
         ("bfi", 64) => d4!(bfi::<64>),
         ("prmt", 32) => w3!(prmt),
+        ("prmt.f4e", 32) => w3!(|a, b, s| prmt(a, b, 0x3210 + 0x1111 * (s & 3))),
+        ("prmt.b4e", 32) => w3!(|a, b, s| prmt(a, b, BACKWARD[(s & 3) as usize])),
+        ("prmt.rc8", 32) => w3!(|a, b, s| prmt(a, b, 0x1111 * (s & 3))),
+        ("prmt.ecl", 32) => w3!(|a, b, s| prmt(a, b, EDGE_LEFT[(s & 3) as usize])),
+        ("prmt.ecr", 32) => w3!(|a, b, s| prmt(a, b, EDGE_RIGHT[(s & 3) as usize])),
+        ("prmt.rc16", 32) => w3!(|a, b, s| prmt(a, b, if s & 1 == 1 { 0x3232 } else { 0x1010 })),
+        ("bmsk.clamp", 32) => w2!(mask_of),
+        ("bmsk.wrap", 32) => w2!(|a, b| mask_of(a & 31, b & 31)),
+        ("fns", 32) => w3!(find_nth),
+        ("join8", 16) => w2!(|a, b| (a & 0xff) | (b << 8)),
+        ("low8", 16) => w1!(|a| a & 0xff),
+        ("high8", 16) => w1!(|a| (a >> 8) & 0xff),
+        ("low16", 32) => w1!(|a| a & 0xffff),
         ("lop3", 32) => w4!(lop3),
         ("shf.l.wrap", 32) => w3!(|a, b, n| shf_l(a, b, n & 31)),
         ("shf.l.clamp", 32) => w3!(shf_l),
@@ -193,6 +261,28 @@ pub(in super::super) fn extension(ty: Type) -> Lanewise {
 fn wide_s32(a: u64, b: u64) -> u64 {
     let product = i64::from((a as u32).cast_signed()) * i64::from((b as u32).cast_signed());
     product.cast_unsigned()
+}
+
+/// Selectors of `prmt`'s modes by the low bits of its third operand (PTX ISA, `prmt`).
+const BACKWARD: [u32; 4] = [0x5670, 0x6701, 0x7012, 0x0123];
+const EDGE_LEFT: [u32; 4] = [0x3210, 0x3211, 0x3222, 0x3333];
+const EDGE_RIGHT: [u32; 4] = [0x0000, 0x1110, 0x2210, 0x3210];
+
+fn long24(a: u32) -> u64 {
+    u64::from(u24(a))
+}
+
+fn signed24(a: u32) -> i64 {
+    i64::from(s24(a).cast_signed())
+}
+
+/// `bfind.shiftamt`: the shift that brings the bit found to the top.
+fn shift_amount<const BITS: u64>(found: u64) -> u64 {
+    if found == u64::MAX {
+        found
+    } else {
+        BITS - 1 - found
+    }
 }
 
 fn u24(a: u32) -> u32 {

@@ -3,12 +3,14 @@
 
 mod compare;
 mod float;
+mod half;
 mod int;
 
 pub(super) use compare::{
     Compare, Comparison, compare_float, compare_integer, is_space, test_property,
 };
 pub(super) use float::{convert_float, float};
+pub(super) use half::{exactly, half, video};
 pub(super) use int::{extension, integer};
 
 use super::{LANES, Lanes};

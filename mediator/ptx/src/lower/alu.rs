@@ -1,9 +1,9 @@
 //! Arithmetic, logic, comparison, moves and conversions.
 
-use super::super::code::{CompareArgs, Logic, Op, Pred, Src};
+use super::super::code::{Logic, Op, Pred};
 use super::super::error::LoadError;
 use super::super::kernels::{
-    Comparison, Lanewise, compare_float, compare_integer, float, integer, is_space, test_property,
+    Lanewise, compare_float, compare_integer, integer, is_space, test_property,
 };
 use super::super::parse::Operand;
 use super::super::types::{Kind, Modifiers, Space, Type};
@@ -22,7 +22,7 @@ impl<'a> Builder<'a, '_> {
     pub(super) fn alu(
         &mut self,
         head: &str,
-        mut modifiers: Modifiers<'a>,
+        mut modifiers: Modifiers<'_>,
         operands: &[Operand<'a>],
     ) -> Result<(), LoadError> {
         match head {
@@ -61,7 +61,7 @@ impl<'a> Builder<'a, '_> {
     }
 
     /// All operands of one type.
-    fn uniform(
+    pub(super) fn uniform(
         &mut self,
         kernel: Lanewise,
         ty: Type,
@@ -72,7 +72,7 @@ impl<'a> Builder<'a, '_> {
     }
 
     /// Destination first, then sources of the given types.
-    fn typed(
+    pub(super) fn typed(
         &mut self,
         kernel: Lanewise,
         to: Type,
@@ -97,17 +97,23 @@ impl<'a> Builder<'a, '_> {
     fn arithmetic(
         &mut self,
         head: &str,
-        mut modifiers: Modifiers<'a>,
+        mut modifiers: Modifiers<'_>,
         operands: &[Operand<'a>],
     ) -> Result<(), LoadError> {
-        if head == "dp4a" {
-            return self.dot(modifiers, operands);
+        match head {
+            "dp4a" | "dp2a" => return self.dot(head, modifiers, operands),
+            "slct" => return self.select_by_sign(modifiers, operands),
+            "lop3" => return self.lookup(modifiers, operands),
+            _ if head.len() > 3 && head.starts_with('v') => {
+                return self.video(head, modifiers, operands);
+            }
+            _ => {}
         }
         if modifiers.take("cc") || matches!(head, "addc" | "subc" | "madc") {
             return self.carry(head, modifiers, operands);
         }
         let ty = modifiers.ty()?;
-        if ty.float() {
+        if ty.float() || ty.float_pair() {
             return self.float(head, ty, modifiers, operands);
         }
         let mode = match head {
@@ -129,10 +135,27 @@ impl<'a> Builder<'a, '_> {
                 }
             }
             "add" | "sub" if modifiers.take("sat") => Some(".sat"),
+            "min" | "max" if modifiers.take("relu") => Some(".relu"),
+            "bfind" if modifiers.take("shiftamt") => Some(".shiftamt"),
+            "szext" | "bmsk" => modifiers.take_map(|m| match m {
+                "wrap" => Some(".wrap"),
+                "clamp" => Some(".clamp"),
+                _ => None,
+            }),
+            "prmt" => modifiers.take_map(|m| {
+                [".f4e", ".b4e", ".rc8", ".ecl", ".ecr", ".rc16"]
+                    .into_iter()
+                    .find(|mode| mode[1..] == *m)
+            }),
             _ => None,
         };
+        let sat = matches!(head, "mad" | "mad24") && mode == Some(".hi") && modifiers.take("sat");
         modifiers.end()?;
-        let name = format!("{head}{}", mode.unwrap_or(""));
+        let name = format!(
+            "{head}{}{}",
+            mode.unwrap_or(""),
+            if sat { ".sat" } else { "" }
+        );
         // Logic and bit counts are kernels of b-types. Some compilers write the shift's type as u
         // or s, which matters for `shr` only.
         let ty = match head {
@@ -144,6 +167,7 @@ impl<'a> Builder<'a, '_> {
         let wide = Type::new(ty.kind, ty.bits.saturating_mul(2).min(64));
         let (to, types) = match head {
             "popc" | "clz" | "bfind" => (word, [ty; 4]),
+            "fns" => (word, [Type::B32; 4]),
             "shl" | "shr" => (ty, [ty, word, word, word]),
             "bfe" => (ty, [ty, word, word, word]),
             "bfi" => (ty, [ty, ty, word, word]),
@@ -154,63 +178,31 @@ impl<'a> Builder<'a, '_> {
         self.typed(kernel, to, types, operands)
     }
 
-    /// `dp4a.atype.btype`.
+    /// `dp4a.atype.btype`, `dp2a.mode.atype.btype`.
     fn dot(
         &mut self,
-        mut modifiers: Modifiers<'a>,
+        head: &str,
+        mut modifiers: Modifiers<'_>,
         operands: &[Operand<'a>],
     ) -> Result<(), LoadError> {
         let b = modifiers.ty()?;
         let a = modifiers.ty()?;
+        let sign = if a.signed() { "s32" } else { "u32" };
+        let mode = modifiers.take_map(|m| ["lo", "hi"].into_iter().find(|mode| *mode == m));
         modifiers.end()?;
-        let name = if a.signed() { "dp4a.s32" } else { "dp4a.u32" };
-        let kernel = self.integer_kernel(name, b)?;
-        self.uniform(kernel, Type::U32, operands)
-    }
-
-    /// Floating point. Only rounding to nearest even is supported: hosts have no other rounding per
-    /// operation.
-    fn float(
-        &mut self,
-        head: &str,
-        ty: Type,
-        mut modifiers: Modifiers<'a>,
-        operands: &[Operand<'a>],
-    ) -> Result<(), LoadError> {
-        match head {
-            "add" | "sub" | "mul" | "fma" | "mad" => {
-                modifiers.take("rn");
-            }
-            "div" | "sqrt" | "rcp" => {
-                let given = modifiers.take("rn")
-                    || (ty.bits == 32 && (modifiers.take("approx") || modifiers.take("full")));
-                if !given {
-                    return Err(modifiers.unsupported());
-                }
-            }
-            "rsqrt" | "ex2" | "lg2" | "sin" | "cos" | "tanh" if !modifiers.take("approx") => {
-                return Err(modifiers.unsupported());
-            }
-            _ => {}
-        }
-        let ftz = modifiers.take("ftz");
-        let sat = modifiers.take("sat");
-        let name = match head {
-            "mad" => "fma",
-            "min" if modifiers.take("NaN") => "min.NaN",
-            "max" if modifiers.take("NaN") => "max.NaN",
-            other => other,
+        let name = match mode {
+            Some(mode) => format!("{head}.{mode}.{sign}"),
+            None => format!("{head}.{sign}"),
         };
-        modifiers.end()?;
-        let kernel = float(name, ty, ftz, sat).ok_or_else(|| modifiers.unsupported())?;
-        self.uniform(kernel, ty, operands)
+        let kernel = self.integer_kernel(&name, b)?;
+        self.uniform(kernel, Type::U32, operands)
     }
 
     /// `mov`, also of addresses, special registers, and to and from vectors of narrower registers
     /// (PTX ISA, `mov`).
     fn mov(
         &mut self,
-        mut modifiers: Modifiers<'a>,
+        mut modifiers: Modifiers<'_>,
         operands: &[Operand<'a>],
     ) -> Result<(), LoadError> {
         let ty = modifiers.ty()?;
@@ -300,7 +292,7 @@ impl<'a> Builder<'a, '_> {
 
     fn select(
         &mut self,
-        mut modifiers: Modifiers<'a>,
+        mut modifiers: Modifiers<'_>,
         operands: &[Operand<'a>],
     ) -> Result<(), LoadError> {
         let ty = modifiers.ty()?;
@@ -318,116 +310,70 @@ impl<'a> Builder<'a, '_> {
         self.emit(Op::Select { d, a, b, p })
     }
 
-    /// Emits a comparison into predicates.
-    fn emit_compare(
+    /// `slct.type.ctype d, a, b, c`: `c >= 0 ? a : b`.
+    fn select_by_sign(
         &mut self,
-        comparison: Comparison,
-        (a, b): (Src, Src),
-        (p, q): (Option<u16>, Option<u16>),
-        (logic, c): (Logic, Pred),
-    ) -> Result<(), LoadError> {
-        self.emit(match comparison {
-            Comparison::Words(compare) => Op::CompareWords(Box::new(CompareArgs {
-                compare,
-                a,
-                b,
-                p,
-                q,
-                logic,
-                c,
-            })),
-            Comparison::Doubles(compare) => Op::CompareDoubles(Box::new(CompareArgs {
-                compare,
-                a,
-                b,
-                p,
-                q,
-                logic,
-                c,
-            })),
-        })
-    }
-
-    /// A predicate of one operand.
-    fn property(
-        &mut self,
-        comparison: Comparison,
-        ty: Type,
+        mut modifiers: Modifiers<'_>,
         operands: &[Operand<'a>],
     ) -> Result<(), LoadError> {
-        let [Operand::Name(p), a] = operands else {
-            return Err(self.bad("expected a predicate and a register"));
+        let by = modifiers.ty()?;
+        let ty = modifiers.ty()?;
+        let ftz = modifiers.take("ftz");
+        modifiers.end()?;
+        let [d, a, b, c] = operands else {
+            return Err(self.bad("`slct` takes four operands"));
         };
-        let p = self.predicate_destination(p)?;
+        let comparison = if by.float() {
+            compare_float("ge", by)
+        } else {
+            compare_integer("ge", by)
+        };
+        let comparison = comparison.ok_or_else(|| modifiers.unsupported())?;
+        let d = self.destination(d, ty, false)?;
         let a = self.source(a, ty, false)?;
-        self.emit_compare(comparison, (a, a), (p, None), (Logic::Move, Pred::Always))
+        let b = self.source(b, ty, false)?;
+        let mut c = self.source(c, by, false)?;
+        if ftz {
+            c = self.step("flush", by, by, c)?;
+        }
+        let zero = self.pool(0);
+        let slot = self.temp_predicate()?;
+        let logic = (Logic::Move, Pred::Always);
+        self.emit_compare(comparison, (c, zero), (Some(slot), None), logic)?;
+        let p = Pred::Reg { slot, not: false };
+        self.emit(Op::Select { d, a, b, p })
     }
 
-    /// `setp` and `set`, which makes a number of the predicate.
-    fn compare(
+    /// `lop3.b32`, and `lop3.or.b32 d|p, a, b, c, table, q`, which also compares with zero.
+    fn lookup(
         &mut self,
-        head: &str,
-        mut modifiers: Modifiers<'a>,
+        mut modifiers: Modifiers<'_>,
         operands: &[Operand<'a>],
     ) -> Result<(), LoadError> {
         let ty = modifiers.ty()?;
-        let to = if head == "set" {
-            Some(modifiers.ty()?)
-        } else {
-            None
-        };
-        let ftz = modifiers.take("ftz");
-        // The comparison stands first: `setp.lt.and.s32`.
-        let comparison = modifiers.take_map(|m| {
-            if ty.float() {
-                compare_float(m, ty)
-            } else {
-                compare_integer(m, ty)
-            }
-        });
-        let comparison = comparison.ok_or_else(|| modifiers.unsupported())?;
         let logic = modifiers.take_map(Logic::parse);
         modifiers.end()?;
-        let (d, a, b, c) = match (operands, logic) {
-            ([d, a, b], None) => (d, a, b, Pred::Always),
-            ([d, a, b, c], Some(_)) => (d, a, b, self.predicate(c)?),
-            _ => return Err(self.bad("the comparison takes another number of operands")),
+        let kernel = self.integer_kernel("lop3", ty)?;
+        let Some(logic) = logic else {
+            return self.uniform(kernel, ty, operands);
         };
-        let mut sources = [Src::Pool(0); 2];
-        for (slot, operand) in sources.iter_mut().zip([a, b]) {
-            *slot = self.source(operand, ty, false)?;
-            if ftz {
-                *slot = self.step("flush", ty, ty, *slot)?;
-            }
+        let [d, sources @ .., q] = operands else {
+            return Err(self.bad("`lop3` takes more operands"));
+        };
+        let (d, p) = self.pair(d)?;
+        let p = p.map_or(Ok(None), |p| self.predicate_destination(p))?;
+        let mut list = Vec::with_capacity(4);
+        for operand in sources {
+            list.push(self.source(operand, ty, false)?);
         }
-        let [a, b] = sources;
-        let logic = (logic.unwrap_or(Logic::Move), c);
-        let Some(to) = to else {
-            let (p, q) = self.pair(d)?;
-            let p = self.predicate_destination(p)?;
-            let q = q.map_or(Ok(None), |q| self.predicate_destination(q))?;
-            return self.emit_compare(comparison, (a, b), (p, q), logic);
-        };
-        let slot = self.code.preds;
-        // `set` is rare: each takes a predicate of its own.
-        self.code.preds = slot.checked_add(1).ok_or(self.bad("too many registers"))?;
-        let d = self.destination(d, to, false)?;
-        let one = if to.float() {
-            u64::from(1f32.to_bits())
-        } else {
-            u64::from(u32::MAX)
-        };
-        if to.bits != 32 {
-            return Err(modifiers.unsupported());
-        }
-        self.emit_compare(comparison, (a, b), (Some(slot), None), logic)?;
-        let (yes, no) = (self.pool(one), self.pool(0));
-        let p = Pred::Reg { slot, not: false };
-        self.emit(Op::Select {
-            d,
-            a: yes,
-            b: no,
-            p,
-        })
+        let slot = self.temp_word()?;
+        self.emit_kernel(kernel, super::Dst::Word(slot), &list)?;
+        let (result, zero) = (super::Src::Word(slot), self.pool(0));
+        let d = self.destination(&Operand::Name(d), ty, false)?;
+        let q = self.predicate(q)?;
+        let unequal = compare_integer("ne", ty).ok_or_else(|| modifiers.unsupported())?;
+        self.emit_compare(unequal, (result, zero), (p, None), (logic, q))?;
+        let kernel = self.integer_kernel("mov", ty)?;
+        self.emit_kernel(kernel, d, &[result])
     }
 }

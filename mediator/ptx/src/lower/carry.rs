@@ -12,7 +12,7 @@ impl<'a> Builder<'a, '_> {
     pub(super) fn carry(
         &mut self,
         head: &str,
-        mut modifiers: Modifiers<'a>,
+        mut modifiers: Modifiers<'_>,
         operands: &[Operand<'a>],
     ) -> Result<(), LoadError> {
         let ty = modifiers.ty()?;

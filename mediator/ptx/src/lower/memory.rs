@@ -5,13 +5,13 @@ use super::super::error::LoadError;
 use super::super::parse::Operand;
 use super::super::types::{Kind, Modifiers, Space, Type};
 use super::Builder;
-use super::scope::Meaning;
+use super::{Meaning, Variables};
 
 impl<'a> Builder<'a, '_> {
     pub(super) fn memory(
         &mut self,
         head: &str,
-        mut modifiers: Modifiers<'a>,
+        mut modifiers: Modifiers<'_>,
         operands: &[Operand<'a>],
     ) -> Result<(), LoadError> {
         if matches!(head, "prefetch" | "prefetchu") {
@@ -30,8 +30,10 @@ impl<'a> Builder<'a, '_> {
             1
         };
         let space = modifiers.take_map(Space::parse).unwrap_or(Space::Generic);
+        let hint = modifiers.take("L2::cache_hint");
         modifiers.take_hints();
         modifiers.end()?;
+        let operands = without_hint(operands, hint);
         let known = ty.kind != Kind::Pred && !(ty.float() && ty.bits == 16);
         if !known || ty.bytes() * count > 16 {
             return Err(modifiers.unsupported());
@@ -50,7 +52,7 @@ impl<'a> Builder<'a, '_> {
         // CAST: at most 8 and 4.
         let shape = (ty.bytes() as u8, count as u8);
         if head == "st" {
-            if matches!(space, Space::Param | Space::Const) {
+            if space == Space::Const {
                 return Err(modifiers.unsupported());
             }
             let mut s = [Src::Pool(0); 4];
@@ -58,6 +60,10 @@ impl<'a> Builder<'a, '_> {
                 *slot = self.source(operand, ty, true)?;
             }
             let access = self.access(space, shape, address)?;
+            if access.space == Space::Param {
+                // An entry's own parameters are read-only.
+                return Err(modifiers.unsupported());
+            }
             return self.emit(Op::Store { access, s });
         }
         let access = self.access(space, shape, address)?;
@@ -70,9 +76,9 @@ impl<'a> Builder<'a, '_> {
     }
 
     /// `[register+offset]`, `[variable+offset]`, `[number]`.
-    fn access(
+    pub(super) fn access(
         &mut self,
-        space: Space,
+        mut space: Space,
         (bytes, count): (u8, u8),
         operand: &Operand<'a>,
     ) -> Result<Access, LoadError> {
@@ -84,7 +90,14 @@ impl<'a> Builder<'a, '_> {
             None => self.pool(0),
             Some(name) => match self.variable_named(name) {
                 Some(variable) => {
-                    let (at, source) = self.variable(variable, offset)?;
+                    let (mut at, source) = self.variable(variable, offset)?;
+                    if let Variables::Frame { param: true, .. } = variable {
+                        at = Space::Param;
+                        if space == Space::Param {
+                            space = Space::Local;
+                            at = Space::Local;
+                        }
+                    }
                     if at != space {
                         return Err(self.bad(&format!("`{name}` is in another state space")));
                     }
@@ -99,6 +112,10 @@ impl<'a> Builder<'a, '_> {
                 },
             },
         };
+        // A function's parameters are in its frame, whose address is of local memory.
+        if space == Space::Param && self.in_function() {
+            space = Space::Local;
+        }
         Ok(Access {
             space,
             bytes,
@@ -112,7 +129,7 @@ impl<'a> Builder<'a, '_> {
         &mut self,
         returns: bool,
         ty: Type,
-        mut modifiers: Modifiers<'a>,
+        mut modifiers: Modifiers<'_>,
         operands: &[Operand<'a>],
     ) -> Result<(), LoadError> {
         let space = modifiers.take_map(Space::parse).unwrap_or(Space::Generic);
@@ -129,14 +146,25 @@ impl<'a> Builder<'a, '_> {
                 ("xor", Kind::Bits, 32 | 64) => AtomOp::Xor,
                 ("exch", Kind::Bits, 32 | 64) => AtomOp::Exchange,
                 ("cas", Kind::Bits, 32 | 64) => AtomOp::CompareAndSwap,
+                ("cas", Kind::Bits, 16) => AtomOp::CompareAndSwap,
+                ("exch", Kind::Bits, 16) => AtomOp::Exchange,
+                ("add", Kind::Float, 16) => AtomOp::AddHalf,
+                ("add", Kind::Brain, 16) => AtomOp::AddBrain,
+                ("add", Kind::HalfPair, _) => AtomOp::AddHalfPair,
+                ("add", Kind::BrainPair, _) => AtomOp::AddBrainPair,
                 ("inc", Kind::Unsigned, 32) => AtomOp::Inc,
                 ("dec", Kind::Unsigned, 32) => AtomOp::Dec,
                 _ => return None,
             })
         });
         let op = op.ok_or_else(|| modifiers.unsupported())?;
+        if ty.bits == 16 || ty.float_pair() {
+            modifiers.take("noftz");
+        }
+        let hint = modifiers.take("L2::cache_hint");
         modifiers.take_hints();
         modifiers.end()?;
+        let operands = without_hint(operands, hint);
         if !matches!(space, Space::Generic | Space::Global | Space::Shared) {
             return Err(modifiers.unsupported());
         }
@@ -166,5 +194,13 @@ impl<'a> Builder<'a, '_> {
             b,
             c,
         })
+    }
+}
+
+/// The operands without the cache policy, which stands last.
+fn without_hint<'o, 'a>(operands: &'o [Operand<'a>], hint: bool) -> &'o [Operand<'a>] {
+    match operands {
+        [rest @ .., _] if hint => rest,
+        all => all,
     }
 }

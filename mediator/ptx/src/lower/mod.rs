@@ -1,23 +1,32 @@
 //! Statements to code: names to slots, labels to targets, opcodes to kernels.
 
 mod alu;
+mod body;
+mod call;
 mod carry;
+mod collective;
+mod compare;
 mod control;
 mod convert;
+mod float;
+mod matrix;
 mod memory;
 mod operand;
 mod scope;
+mod transfer;
+mod video;
 
-pub(super) use scope::Scope;
+pub(super) use scope::{Meaning, Scope, Variables};
 
 use super::code::{Code, Dst, Inst, Op, Pred, Src};
 use super::entry::{Entry, Layout, Limits, Param};
 use super::error::LoadError;
+use super::function::{Functions, Signature};
 use super::kernels::Lanewise;
 use super::lexer::Token;
 use super::parse::{Parser, Statement};
-use super::types::{Kind, Modifiers, Space};
-use scope::Register;
+use super::types::{Modifiers, Space};
+use call::Calls;
 use std::collections::HashMap;
 
 /// Nested `{ }` blocks of a body.
@@ -26,12 +35,24 @@ const MAX_SCOPES: usize = 32;
 /// A branch with a label that is not resolved yet: instruction, label, line.
 type Fixup<'a> = (usize, &'a str, u32);
 
+/// What a label before a directive names (PTX ISA 11.3).
+#[derive(Debug)]
+enum Targets<'a> {
+    Labels(Vec<&'a str>),
+    Prototype(Signature<'a>),
+}
+
 /// Names and labels of one `{ }`.
 #[derive(Debug, Default)]
 struct Block<'a> {
     names: Scope<'a>,
     labels: HashMap<&'a str, u32>,
+    targets: HashMap<&'a str, Targets<'a>>,
     fixups: Vec<Fixup<'a>>,
+    /// Bytes of the frame before the block.
+    frame: u64,
+    /// Whether a variable of the block may be in use after it.
+    keeps: bool,
 }
 
 /// Builds one entry.
@@ -39,12 +60,18 @@ struct Block<'a> {
 pub(super) struct Builder<'a, 'l> {
     limits: &'l Limits,
     budget: usize,
+    /// Bytes of functions that may still be read.
+    text_bytes: &'l mut usize,
     globals: &'l Scope<'a>,
+    functions: &'l Functions<'a>,
     blocks: Vec<Block<'a>>,
     code: Code,
     registers: u32,
     shared: Layout,
+    /// The frame of the body that is being read, and the most that it took.
     local: Layout,
+    local_most: u64,
+    calls: Calls<'a>,
     params: Vec<Param>,
     param_layout: Layout,
     max_threads: Option<u32>,
@@ -60,23 +87,28 @@ pub(super) struct Builder<'a, 'l> {
 }
 
 impl<'a, 'l> Builder<'a, 'l> {
-    /// `budget` is the number of instructions that the module may still have, `shared` the layout
-    /// of its module-level shared variables.
+    /// `budget` is the number of instructions that the module may still have, and of bytes of
+    /// functions; `shared` the layout of its module-level shared variables.
     pub(super) fn new(
         limits: &'l Limits,
-        budget: usize,
+        (budget, text_bytes): (usize, &'l mut usize),
         globals: &'l Scope<'a>,
+        functions: &'l Functions<'a>,
         shared: Layout,
     ) -> Self {
         Builder {
             limits,
             budget,
+            text_bytes,
             globals,
+            functions,
             blocks: vec![Block::default()],
             code: Code::default(),
             registers: 0,
             shared,
             local: Layout::default(),
+            local_most: 0,
+            calls: Calls::default(),
             params: Vec::new(),
             param_layout: Layout::default(),
             max_threads: None,
@@ -107,6 +139,7 @@ impl<'a, 'l> Builder<'a, 'l> {
         self.line = parser.line();
         self.guard = Pred::Always;
         self.emit(Op::Exit)?;
+        let local_bytes = self.link()?;
         // 16 is the strictest alignment of a shared access (v4.b32).
         let shared = self.shared.bytes.next_multiple_of(16);
         for at in self.dynamic_shared {
@@ -120,7 +153,7 @@ impl<'a, 'l> Builder<'a, 'l> {
             params: self.params,
             param_bytes: self.param_layout.bytes as u32,
             static_shared_bytes: shared as u32,
-            local_bytes: self.local.bytes.next_multiple_of(16) as u32,
+            local_bytes,
             registers: self.registers,
             max_threads: self.max_threads,
             instructions: self.code.insts.len(),
@@ -146,9 +179,10 @@ impl<'a, 'l> Builder<'a, 'l> {
             size: size as u32,
             align: variable.align,
         });
+        let place = Variables::At(Space::Param, offset);
         self.top()
             .names
-            .declare_symbol(variable.line, variable.name, Space::Param, offset)
+            .declare(variable.line, variable.name, place)
     }
 
     /// Performance directives (PTX ISA 11.4).
@@ -164,192 +198,26 @@ impl<'a, 'l> Builder<'a, 'l> {
                     }
                     self.max_threads = Some(u32::try_from(threads).unwrap_or(u32::MAX));
                 }
-                ".minnctapersm" | ".maxnreg" => {
+                ".minnctapersm" | ".maxnctapersm" | ".maxnreg" | ".maxclusterrank" => {
                     parser.size(1 << 20)?;
                 }
-                ".noreturn" => {}
+                // A cluster has one block: larger ones are refused by the launch's own check.
+                ".reqnctapercluster" => {
+                    let mut blocks = parser.size(1 << 20)?;
+                    while parser.accept(b',')? {
+                        blocks = blocks.saturating_mul(parser.size(1 << 20)?);
+                    }
+                    if blocks != 1 {
+                        let what = "a cluster of more than one block".to_owned();
+                        return Err(LoadError::unsupported(line, what));
+                    }
+                }
+                ".noreturn" | ".explicitcluster" | ".blocksareclusters" => {}
                 ".pragma" => parser.skip_statement()?,
                 other => {
                     return Err(LoadError::unsupported(line, format!("directive `{other}`")));
                 }
             }
-        }
-        Ok(())
-    }
-
-    /// Statements up to the brace that closes the entry; nested blocks are a stack, not recursion.
-    fn body(&mut self, parser: &mut Parser<'a>) -> Result<(), LoadError> {
-        loop {
-            let line = parser.line();
-            self.line = line;
-            match parser.peek() {
-                Token::Punct(b'{') => {
-                    parser.advance()?;
-                    if self.blocks.len() == MAX_SCOPES {
-                        let limit = MAX_SCOPES as u64;
-                        let what = "nested blocks";
-                        return Err(LoadError::Limit { line, what, limit });
-                    }
-                    self.blocks.push(Block::default());
-                }
-                Token::Punct(b'}') => {
-                    parser.advance()?;
-                    self.close_block()?;
-                    if self.blocks.is_empty() {
-                        return Ok(());
-                    }
-                }
-                Token::Punct(b';') => {
-                    parser.advance()?;
-                }
-                Token::Punct(b'@') => {
-                    parser.advance()?;
-                    let not = parser.accept(b'!')?;
-                    let predicate = parser.word("a predicate")?;
-                    let opcode = parser.word("an instruction")?;
-                    let statement = parser.instruction(line, Some((predicate, not)), opcode)?;
-                    self.statement(&statement)?;
-                }
-                Token::Word(word) if word.starts_with('.') => {
-                    parser.advance()?;
-                    self.declaration(parser, line, word)?;
-                }
-                Token::Word(word) => {
-                    parser.advance()?;
-                    if parser.accept(b':')? {
-                        self.label(line, word)?;
-                    } else {
-                        let statement = parser.instruction(line, None, word)?;
-                        self.statement(&statement)?;
-                    }
-                }
-                _ => return Err(parser.error("a statement")),
-            }
-        }
-    }
-
-    fn declaration(
-        &mut self,
-        parser: &mut Parser<'a>,
-        line: u32,
-        word: &str,
-    ) -> Result<(), LoadError> {
-        match word {
-            ".loc" | ".file" => return parser.skip_line(),
-            ".pragma" => return parser.skip_statement(),
-            ".reg" | ".shared" | ".local" => {}
-            other => return Err(LoadError::unsupported(line, format!("directive `{other}`"))),
-        }
-        let mut variable = parser.variable()?;
-        if word == ".reg" {
-            loop {
-                self.register(&variable)?;
-                if !parser.accept(b',')? {
-                    break;
-                }
-                variable.name = parser.word("a register")?;
-                variable.count = None;
-                if parser.accept(b'<')? {
-                    variable.count = u32::try_from(parser.size(1 << 20)?).ok();
-                    parser.expect(b'>')?;
-                }
-            }
-        } else if word == ".shared" {
-            let limit = u64::from(self.limits.shared_bytes);
-            let mut layout = self.shared;
-            self.top()
-                .names
-                .declare_shared(&variable, &mut layout, limit)?;
-            self.shared = layout;
-        } else {
-            let size = variable
-                .size
-                .ok_or_else(|| LoadError::syntax(line, "array without a length"))?;
-            let limit = (u64::from(self.limits.local_bytes), "bytes of local memory");
-            let offset = self.local.place(line, (size, variable.align), limit)?;
-            self.top()
-                .names
-                .declare_symbol(line, variable.name, Space::Local, offset)?;
-        }
-        parser.expect(b';')
-    }
-
-    fn register(&mut self, variable: &super::parse::Variable<'a>) -> Result<(), LoadError> {
-        let line = variable.line;
-        let count = variable.count.unwrap_or(1);
-        self.registers = self.registers.saturating_add(count);
-        if self.registers > self.limits.registers {
-            return Err(LoadError::Limit {
-                line,
-                what: "registers",
-                limit: u64::from(self.limits.registers),
-            });
-        }
-        let bits = variable.ty.bits;
-        let file = match (variable.ty.kind, bits) {
-            (Kind::Pred, _) => &mut self.code.preds,
-            (_, 16 | 32) => &mut self.code.words,
-            (_, 64) => &mut self.code.doubles,
-            _ => {
-                let what = format!("a register of {bits} bits");
-                return Err(LoadError::unsupported(line, what));
-            }
-        };
-        let first = *file;
-        // Cannot pass 65535: the limit is at most that, see `slots`.
-        *file = u16::try_from(count)
-            .ok()
-            .and_then(|count| file.checked_add(count))
-            .ok_or(LoadError::Limit {
-                line,
-                what: "registers",
-                limit: u64::from(u16::MAX),
-            })?;
-        let register = Register {
-            first,
-            bits,
-            count: variable.count,
-        };
-        self.top()
-            .names
-            .declare_register(line, variable.name, register)
-    }
-
-    /// The innermost block.
-    fn top(&mut self) -> &mut Block<'a> {
-        if self.blocks.is_empty() {
-            self.blocks.push(Block::default());
-        }
-        let last = self.blocks.len() - 1;
-        &mut self.blocks[last]
-    }
-
-    /// Resolves the block's branches; those to labels further out move there.
-    fn close_block(&mut self) -> Result<(), LoadError> {
-        let Some(block) = self.blocks.pop() else {
-            return Ok(());
-        };
-        for (at, label, line) in block.fixups {
-            if let Some(&target) = block.labels.get(label) {
-                if let Some(inst) = self.code.insts.get_mut(at) {
-                    inst.op = Op::Branch { target };
-                }
-            } else if let Some(outer) = self.blocks.last_mut() {
-                outer.fixups.push((at, label, line));
-            } else {
-                let what = format!("label `{label}` does not exist");
-                return Err(LoadError::operand(line, &what));
-            }
-        }
-        Ok(())
-    }
-
-    fn label(&mut self, line: u32, name: &'a str) -> Result<(), LoadError> {
-        // CAST: instructions are limited to far less.
-        let here = self.code.insts.len() as u32;
-        if self.top().labels.insert(name, here).is_some() {
-            let what = format!("label `{name}` stands twice");
-            return Err(LoadError::syntax(line, &what));
         }
         Ok(())
     }
@@ -364,16 +232,28 @@ impl<'a, 'l> Builder<'a, 'l> {
             self.guard = Pred::Reg { slot, not };
         }
         let start = self.code.insts.len();
-        let (head, modifiers) = Modifiers::split(statement.opcode, statement.line);
+        let (head, modifiers) = Modifiers::split(&statement.opcode, statement.line);
         let operands = &statement.operands;
         match head {
             "ld" | "ldu" | "st" | "atom" | "red" | "prefetch" | "prefetchu" => {
                 self.memory(head, modifiers, operands)?;
             }
-            "bra" | "ret" | "exit" | "trap" | "brkpt" | "bar" | "barrier" | "membar" | "fence"
-            | "nanosleep" | "shfl" | "vote" | "activemask" => {
+            "bra" | "brx" | "call" | "ret" | "exit" | "trap" | "brkpt" | "bar" | "barrier"
+            | "membar" | "fence" | "nanosleep" | "shfl" | "vote" | "activemask" => {
                 self.control(head, modifiers, operands)?;
             }
+            "match" | "redux" | "elect" => self.collective(head, modifiers, operands)?,
+            "mma" | "wmma" | "ldmatrix" | "stmatrix" | "movmatrix" => {
+                self.matrix(head, modifiers, operands)?;
+            }
+            "cp" => self.copy_async(modifiers, operands)?,
+            "mbarrier" => self.memory_barrier(modifiers, operands)?,
+            "griddepcontrol" | "setmaxnreg" | "pmevent" | "applypriority" | "discard"
+            | "createpolicy" | "mapa" | "getctarank" | "alloca" | "stacksave" | "stackrestore" => {
+                self.machine(head, modifiers, operands)?;
+            }
+            "tex" | "tld4" | "txq" | "suld" | "sust" | "sured" | "suq" | "istypep" | "wgmma"
+            | "tcgen05" => return Err(modifiers.unsupported()),
             _ => self.alu(head, modifiers, operands)?,
         }
         if let Some((_, helpers)) = self.code.insts[start..].split_last_mut() {

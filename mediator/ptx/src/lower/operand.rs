@@ -15,6 +15,7 @@ fn special(name: &str) -> Option<(Special, u8)> {
         Some(b'x') => Some(0),
         Some(b'y') => Some(1),
         Some(b'z') => Some(2),
+        Some(b'w') => Some(3),
         _ => None,
     };
     if let Some((base, dimension)) = name.split_once('.') {
@@ -23,7 +24,10 @@ fn special(name: &str) -> Option<(Special, u8)> {
             "%tid" => Special::Tid(axis),
             "%ntid" => Special::Ntid(axis),
             "%ctaid" => Special::Ctaid(axis),
-            "%nctaid" => Special::Nctaid(axis),
+            "%nctaid" | "%nclusterid" => Special::Nctaid(axis),
+            "%clusterid" => Special::Ctaid(axis),
+            "%cluster_ctaid" => Special::Zero,
+            "%cluster_nctaid" => Special::One,
             _ => return None,
         };
         return Some((which, 32));
@@ -36,6 +40,7 @@ fn special(name: &str) -> Option<(Special, u8)> {
         "%nsmid" => (Special::NSmId, 32),
         "%gridid" => (Special::GridId, 64),
         "%clock" => (Special::Clock, 32),
+        "%clock_hi" => (Special::ClockHigh, 32),
         "%clock64" => (Special::Clock, 64),
         "%globaltimer" => (Special::GlobalTimer, 64),
         "%globaltimer_lo" => (Special::GlobalTimer, 32),
@@ -46,15 +51,35 @@ fn special(name: &str) -> Option<(Special, u8)> {
         "%lanemask_ge" => (Special::LaneMaskGe, 32),
         "%lanemask_gt" => (Special::LaneMaskGt, 32),
         "%dynamic_smem_size" => (Special::DynamicSharedBytes, 32),
-        "%total_smem_size" => (Special::TotalSharedBytes, 32),
-        _ => return None,
+        "%total_smem_size" | "%aggr_smem_size" => (Special::TotalSharedBytes, 32),
+        "%cluster_ctarank"
+        | "%reserved_smem_offset_begin"
+        | "%reserved_smem_offset_end"
+        | "%reserved_smem_offset_cap"
+        | "%reserved_smem_offset_0"
+        | "%reserved_smem_offset_1" => (Special::Zero, 32),
+        "%cluster_nctarank" => (Special::One, 32),
+        "%current_graph_exec" => (Special::Zero, 64),
+        _ => {
+            let counter = |prefix: &str, count: u32, bits| {
+                let number = name.strip_prefix(prefix)?;
+                let number = number.strip_suffix("_64").unwrap_or(number);
+                let known = number.parse::<u32>().is_ok_and(|n| n < count);
+                known.then_some((Special::Zero, bits))
+            };
+            let wide = if name.ends_with("_64") { 64 } else { 32 };
+            return counter("%envreg", 32, 32).or_else(|| counter("%pm", 8, wide));
+        }
     })
 }
 
 impl<'a> Builder<'a, '_> {
     pub(super) fn find(&self, name: &str) -> Option<Meaning> {
         let local = self.blocks.iter().rev().find_map(|b| b.names.find(name));
-        local.or_else(|| self.globals.find(name))
+        local.or_else(|| self.globals.find(name)).or_else(|| {
+            let index = self.functions.index(name)?;
+            Some(Meaning::Variable(Variables::Function(index)))
+        })
     }
 
     pub(super) fn unknown(&self, name: &str) -> LoadError {
@@ -93,7 +118,7 @@ impl<'a> Builder<'a, '_> {
     }
 
     /// A special register read into a helper.
-    fn read_special(&mut self, which: Special, bits: u8) -> Result<Src, LoadError> {
+    pub(super) fn read_special(&mut self, which: Special, bits: u8) -> Result<Src, LoadError> {
         let (d, s) = if bits == 64 {
             let slot = self.temp_double()?;
             (Dst::Double(slot), Src::Double(slot))
@@ -130,10 +155,22 @@ impl<'a> Builder<'a, '_> {
                 let source = self.pool(at.wrapping_add_signed(offset));
                 Ok((space, source))
             }
+            Variables::Frame { offset: at, .. } => {
+                let at = self.pool(u64::from(at).wrapping_add_signed(offset));
+                if !self.in_function() {
+                    return Ok((Space::Local, at));
+                }
+                let base = self.read_special(Special::Frame, 64)?;
+                let slot = self.temp_double()?;
+                let add = self.integer_kernel("add", Type::U64)?;
+                self.emit_kernel(add, Dst::Double(slot), &[base, at])?;
+                Ok((Space::Local, Src::Double(slot)))
+            }
+            Variables::Function(index) => Ok((Space::Generic, self.function_address(index))),
         }
     }
 
-    /// The space of a variable's name, where it is one.
+    /// What a variable's name means, where it is one.
     pub(super) fn variable_named(&self, name: &str) -> Option<Variables> {
         match self.find(name) {
             Some(Meaning::Variable(variable)) => Some(variable),
@@ -182,6 +219,7 @@ impl<'a> Builder<'a, '_> {
                     Ok(self.variable(variable, 0)?.1)
                 }
                 Some(Meaning::Variable(_)) => Err(self.bad("an address has 32 or 64 bits")),
+                None if *name == "WARP_SZ" => Ok(self.pool(super::super::LANES as u64)),
                 None => match special(name) {
                     // A narrow read cuts a wide register: `mov.u32 %r, %clock64` does not exist.
                     Some((which, bits)) if ty.bits <= 32 || bits == 64 => {
@@ -235,7 +273,7 @@ impl<'a> Builder<'a, '_> {
                     return Err(self.width(name, bits, ty));
                 }
                 Ok(match bits {
-                    16 => Dst::Half(slot),
+                    8 | 16 => Dst::Half(slot),
                     64 => Dst::Double(slot),
                     _ => Dst::Word(slot),
                 })

@@ -18,15 +18,24 @@ pub(super) struct Register {
 
 /// A variable: an address in a state space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Variables {
+pub(in super::super) enum Variables {
     At(Space, u64),
+    /// In the thread's local memory, from the start of the frame: a `.local` variable, or with
+    /// `param` a parameter of a call. The frame of an entry begins at 0.
+    Frame {
+        offset: u32,
+        size: u32,
+        param: bool,
+    },
+    /// The address of a function, by its index.
+    Function(u32),
     /// `extern .shared x[]`: begins where the entry's static shared memory ends.
     DynamicShared,
 }
 
 /// What a name means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Meaning {
+pub(in super::super) enum Meaning {
     Register { slot: u16, bits: u8 },
     Variable(Variables),
 }
@@ -39,7 +48,7 @@ pub(in super::super) struct Scope<'a> {
 }
 
 impl<'a> Scope<'a> {
-    pub(super) fn find(&self, name: &str) -> Option<Meaning> {
+    pub(in super::super) fn find(&self, name: &str) -> Option<Meaning> {
         if let Some(register) = self.registers.get(name).filter(|r| r.count.is_none()) {
             return Some(Meaning::Register {
                 slot: register.first,
@@ -82,17 +91,12 @@ impl<'a> Scope<'a> {
         Ok(())
     }
 
-    pub(in super::super) fn declare_symbol(
+    pub(in super::super) fn declare(
         &mut self,
         line: u32,
         name: &'a str,
-        space: Space,
-        offset: u64,
+        variable: Variables,
     ) -> Result<(), LoadError> {
-        self.declare(line, name, Variables::At(space, offset))
-    }
-
-    fn declare(&mut self, line: u32, name: &'a str, variable: Variables) -> Result<(), LoadError> {
         if self.variables.insert(name, variable).is_some() || self.registers.contains_key(name) {
             return Err(twice(line, name));
         }

@@ -162,3 +162,34 @@ pub(crate) fn to_half(a: f32) -> u32 {
     let odd = (magnitude >> 13) & 1;
     sign | ((magnitude - 0x3800_0000 + 0xfff + odd) >> 13)
 }
+
+/// A `bf16` as a single.
+pub(crate) fn from_brain(bits: u32) -> f32 {
+    f32::from_bits(bits << 16)
+}
+
+/// A single as a `bf16`, to nearest even.
+pub(crate) fn to_brain(a: f32) -> u32 {
+    if a.is_nan() {
+        return 0x7fff;
+    }
+    let bits = a.to_bits();
+    bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16
+}
+
+/// `.xorsign.abs`: `f` of the magnitudes, with the product's sign.
+pub(crate) fn xor_signs(a: f32, b: f32, f: fn(f32, f32) -> f32) -> f32 {
+    let sign = (a.to_bits() ^ b.to_bits()) & (1 << 31);
+    f32::from_bits(f(a.abs(), b.abs()).to_bits() | sign)
+}
+
+/// `rcp.approx.ftz.f64` and `rsqrt.approx.ftz.f64` compute with the upper halves of doubles: the
+/// lower half of the result is zero, and subnormal numbers are zeros.
+pub(crate) fn upper_half(a: f64, f: fn(f64) -> f64) -> f64 {
+    let flush = |a: f64| if a.is_subnormal() { a * 0.0 } else { a };
+    let result = flush(f(flush(a)));
+    if !result.is_finite() {
+        return result;
+    }
+    f64::from_bits(result.to_bits().wrapping_add(1 << 31) & !0xffff_ffff)
+}

@@ -215,6 +215,89 @@ pub(crate) fn dp4a<const A_SIGNED: bool, const B_SIGNED: bool>(a: u32, b: u32, c
     sum
 }
 
+/// `dp2a`: products of the halves of `a` with the low bytes of `b`, summed onto `c`.
+pub(crate) fn dp2a<const A_SIGNED: bool, const B_SIGNED: bool>(a: u32, b: u32, c: u32) -> u32 {
+    let half = |a: u32| {
+        if A_SIGNED {
+            s16(a)
+        } else {
+            (a & 0xffff).cast_signed()
+        }
+    };
+    let byte = |b: u32| {
+        if B_SIGNED {
+            i32::from(b as u8 as i8)
+        } else {
+            i32::from(b as u8)
+        }
+    };
+    let sum = half(a)
+        .wrapping_mul(byte(b))
+        .wrapping_add(half(a >> 16).wrapping_mul(byte(b >> 8)));
+    c.wrapping_add(sum.cast_unsigned())
+}
+
+/// `szext.clamp`: the low `n` bits, sign- or zero-extended.
+pub(crate) fn field<const SIGNED: bool>(a: u32, n: u32) -> u32 {
+    match n {
+        0 => 0,
+        32.. => a,
+        _ if SIGNED => ((a << (32 - n)).cast_signed() >> (32 - n)).cast_unsigned(),
+        _ => a & ((1 << n) - 1),
+    }
+}
+
+/// `bmsk.clamp`: `len` ones from `pos` on.
+pub(crate) fn mask_of(pos: u32, len: u32) -> u32 {
+    if pos > 31 {
+        return 0;
+    }
+    (low(u64::from(len)) << pos) as u32
+}
+
+/// `fns`: the position of the n-th set bit from `base` on, upwards or for a negative `n` downwards;
+/// for 0 whether the bit at `base` is set. All ones if there is none.
+pub(crate) fn find_nth(mask: u32, base: u32, n: u32) -> u32 {
+    let (base, n) = (i64::from(base), i64::from(n.cast_signed()));
+    let set = |at: i64| (0..32).contains(&at) && (mask >> at) & 1 == 1;
+    if n == 0 {
+        return if set(base) { base as u32 } else { u32::MAX };
+    }
+    let step = n.signum();
+    let mut left = n.abs();
+    for distance in 0..32 {
+        let at = base + step * distance;
+        left -= i64::from(set(at));
+        if left == 0 {
+            return at as u32;
+        }
+    }
+    u32::MAX
+}
+
+/// `cvt.sat`: a number of 64 bits clamped to `range`, which is the bits of the result, its sign
+/// (bit 8) and that of the source (bit 9).
+pub(crate) fn clamp_to(a: u64, range: u64) -> u64 {
+    let (bits, signed) = (range & 0xff, range & 0x100 != 0);
+    let value = if range & 0x200 == 0 {
+        i128::from(a)
+    } else {
+        i128::from(a.cast_signed())
+    };
+    let half = 1i128 << (bits.clamp(1, 64) - 1);
+    let (least, most) = if signed {
+        (-half, half - 1)
+    } else {
+        (0, 2 * half - 1)
+    };
+    value.clamp(least, most) as u64
+}
+
+/// `cvt.pack`: `b` in the low bits, then `a`, then the low part of `c`.
+pub(crate) fn pack(a: u64, b: u64, c: u64, bits: u64) -> u64 {
+    (b & low(bits)) | ((a & low(bits)) << bits) | (c << (2 * bits)) & 0xffff_ffff
+}
+
 fn low(bits: u64) -> u64 {
     if bits >= 64 {
         u64::MAX

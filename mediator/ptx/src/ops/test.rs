@@ -244,3 +244,93 @@ fn dot_products_of_bytes() {
         (-255i32).cast_unsigned()
     );
 }
+
+mod exact {
+    use super::super::exact::*;
+    use super::*;
+
+    fn nearest(format: Format) -> u64 {
+        Control::new(format).to_bits()
+    }
+
+    fn directed(format: Format, mode: Mode) -> u64 {
+        Control {
+            mode,
+            ..Control::new(format)
+        }
+        .to_bits()
+    }
+
+    fn same64(a: u64, b: f64) -> bool {
+        a == b.to_bits() || (f64::from_bits(a).is_nan() && b.is_nan())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4_000))]
+        #[test]
+        fn nearest_is_what_the_host_computes(a: u64, b: u64, c: u64, near: bool) {
+            let [x, y] = [a, b].map(f64::from_bits);
+            let z = if near { -(x * y) } else { f64::from_bits(c) };
+            let n = nearest(F64);
+            prop_assert!(same64(add(a, b, n), x + y));
+            prop_assert!(same64(sub(a, b, n), x - y));
+            prop_assert!(same64(mul(a, b, n), x * y));
+            prop_assert!(same64(div(a, b, n), x / y));
+            prop_assert!(same64(sqrt(a, n), x.sqrt()));
+            prop_assert!(same64(fma(a, b, z.to_bits(), n), x.mul_add(y, z)));
+            let [p, q, r] = [a as u32, b as u32, c as u32].map(f32::from_bits);
+            let got = fma(a & 0xffff_ffff, b & 0xffff_ffff, c & 0xffff_ffff, nearest(F32));
+            prop_assert!(same(f32::from_bits(got as u32), p.mul_add(q, r)));
+            let got = div(a & 0xffff_ffff, b & 0xffff_ffff, nearest(F32));
+            prop_assert!(same(f32::from_bits(got as u32), p / q));
+            let to_single = Control { from: F64, ..Control::new(F32) }.to_bits();
+            prop_assert!(same(f32::from_bits(convert(a, to_single) as u32), x as f32));
+            prop_assert!(same64(from_signed(a, n), a.cast_signed() as f64));
+            prop_assert!(same(f32::from_bits(from_unsigned(a, nearest(F32)) as u32), a as f32));
+            let to_half = Control { from: F32, ..Control::new(F16) }.to_bits();
+            prop_assert_eq!(convert(a & 0xffff_ffff, to_half) as u32, super::to_half(p));
+        }
+
+        #[test]
+        fn directed_roundings_enclose_the_nearest(a: u64, b: u64, c: u64) {
+            let modes = [Mode::Down, Mode::Nearest, Mode::Up, Mode::Zero];
+            let [x, y] = [a, b].map(f64::from_bits);
+            for which in 0..4 {
+                let run = |mode| f64::from_bits(match which {
+                    0 => add(a, b, directed(F64, mode)),
+                    1 => div(a, b, directed(F64, mode)),
+                    2 => fma(a, b, c, directed(F64, mode)),
+                    _ => mul(a, b, directed(F64, mode)),
+                });
+                let [down, near, up, zero] = modes.map(run);
+                if near.is_nan() || x.is_infinite() || y.is_infinite() {
+                    continue;
+                }
+                prop_assert!(down <= near && near <= up && (down == up || near == down || near == up));
+                prop_assert!(down.next_up() >= up);
+                prop_assert_eq!(zero, if near < 0.0 || (near == 0.0 && down < 0.0) { up } else { down });
+            }
+        }
+    }
+
+    #[test]
+    fn small_formats_have_their_own_ends() {
+        let to = |format, clamp: bool, x: f32| {
+            let control = Control {
+                from: F32,
+                ..Control::new(format)
+            }
+            .to_bits();
+            let convert = if clamp { convert_clamped } else { convert };
+            convert(u64::from(x.to_bits()), control)
+        };
+        assert_eq!(to(E4M3, true, 448.0), 0x7e);
+        assert_eq!(to(E4M3, true, 1e9), 0x7e);
+        assert_eq!(to(E4M3, true, f32::NAN), 0x7f);
+        assert_eq!(to(E4M3, true, -0.001_953_125), 0x81);
+        assert_eq!(to(E5M2, true, 1e9), 0x7b);
+        assert_eq!(to(E5M2, true, 1.0), 0x3c);
+        assert_eq!(to(BF16, false, 1.003_906_3), 0x3f80);
+        assert_eq!(to(TF32, false, 1.000_001), 0x3f80_0000);
+    }
+}

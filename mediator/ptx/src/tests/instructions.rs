@@ -384,7 +384,7 @@ fn module_variables_move_with_the_module() {
     let module = load(text);
     assert_eq!(module.global_bytes(), 32);
     let memory = Flat::new(256);
-    memory.write(128, module.global_image());
+    memory.write(128, &module.global_image(0));
     let mut launch = Launch::new(&module, 0, &[]);
     launch.module_base = BASE + 128;
     run_grid(&launch, &memory).unwrap();

@@ -72,7 +72,7 @@ fn entries_are_described() {
     assert_eq!(module.entry("sha256").unwrap().1.local_bytes, 256);
     assert_eq!(module.global_bytes(), 256);
     assert_eq!(module.symbol("K").unwrap().size, 256);
-    assert_eq!(module.global_image()[..4], 0x428a_2f98u32.to_le_bytes());
+    assert_eq!(module.global_image(0)[..4], 0x428a_2f98u32.to_le_bytes());
     let names: Vec<_> = self::module("spin")
         .entries()
         .map(|e| e.name.clone())
@@ -251,7 +251,7 @@ fn digest(messages: usize, len: usize) -> Vec<Vec<u32>> {
         let message: Vec<u8> = (0..len).map(|j| (i * 7 + j * 13 + 1) as u8).collect();
         memory.write(i * len, &message);
     }
-    memory.write(1 << 17, module.global_image());
+    memory.write(1 << 17, &module.global_image(0));
     let params = Params::default()
         .u64(BASE)
         .u32(len as u32)

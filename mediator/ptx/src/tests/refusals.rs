@@ -16,14 +16,14 @@ fn unsupported_instructions_are_named_with_their_line() {
             "Line 11: instruction `wgmma.fence.sync.aligned` is not supported",
         ),
         (
-            "add.rz.f32 %f1, %f2, %f3;",
+            "add.rna.f32 %f1, %f2, %f3;",
             9,
-            "Line 9: instruction `add.rz.f32` is not supported",
+            "Line 9: instruction `add.rna.f32` is not supported",
         ),
         (
-            "cvt.rz.f32.f64 %f1, %fd1;",
+            "cvt.f16.f64 %rs1, %fd1;",
             9,
-            "Line 9: instruction `cvt.rz.f32.f64` is not supported",
+            "Line 9: instruction `cvt.f16.f64` is not supported",
         ),
         (
             "tex.2d.v4.f32.s32 {%f1,%f2,%f3,%f4}, [t, {%r1,%r2}];",
@@ -33,7 +33,7 @@ fn unsupported_instructions_are_named_with_their_line() {
         (
             "call.uni (retval0), vprintf, (param0, param1);",
             9,
-            "Line 9: `call`: functions must be inlined is not supported",
+            "Line 9: `vprintf` is not declared",
         ),
         (
             "mov.u32 %r1, %nosuch;",
@@ -67,7 +67,7 @@ fn unsupported_instructions_are_named_with_their_line() {
             9,
             "Line 9: instruction `st.param.u64` is not supported",
         ),
-        ("atom.global.add.noftz.f16x2 %r1, [%rd1], %r2;", 9, ""),
+        ("atom.global.min.f32 %r1, [%rd1], %r2;", 9, ""),
         ("add.s32 %r1, %r2", 10, "Line 10: expected `;`, found `ret`"),
         (
             "add.s32 %r1, %r2;",
@@ -176,7 +176,7 @@ fn limits_hold() {
         }),
         "Line 6: more than 100 registers"
     );
-    let deep = "{".repeat(100);
+    let deep = "{".repeat(100) + &"}".repeat(100);
     assert!(matches!(
         refusal(&deep),
         LoadError::Limit {

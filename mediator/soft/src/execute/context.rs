@@ -133,13 +133,13 @@ impl Context {
         module: &mut ptx::Module,
         max_bytes: Option<u64>,
     ) -> Result<u64, Refusal> {
-        let image = module.take_image();
-        if image.is_empty() {
+        if module.global_bytes() == 0 {
             return Ok(0);
         }
         within_limit(self.space.held_bytes(), module.global_bytes(), max_bytes)?;
         let va = self.space.allocate(module.global_bytes())?.va;
-        if let Err(code) = self.space.write_first(va, &image) {
+        // Not kept: it is not counted where it is now.
+        if let Err(code) = self.space.write_first(va, &module.take_image(va)) {
             self.give_back(va);
             return Err(code.into());
         }

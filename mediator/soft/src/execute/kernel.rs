@@ -78,9 +78,10 @@ fn fault(error: &ExecError, stop: &Stop) -> Outcome {
             ..
         } => (ErrorCode::MisalignedAccess, *va),
         ExecError::Fault { va, .. } => (ErrorCode::PageFault, *va),
-        ExecError::Trap { line, .. } | ExecError::BarrierId { line, .. } => {
-            (ErrorCode::KernelTrap, u64::from(*line))
-        }
+        ExecError::Trap { line, .. }
+        | ExecError::BarrierId { line, .. }
+        | ExecError::NoFunction { line, .. }
+        | ExecError::StackOverflow { line, .. } => (ErrorCode::KernelTrap, u64::from(*line)),
         ExecError::Deadlock { .. } => (ErrorCode::KernelTrap, 0),
         ExecError::Budget => (ErrorCode::KernelTimeout, 0),
         ExecError::Aborted | ExecError::Paused => return stop.outcome(),
