@@ -213,6 +213,10 @@ fn a_debian_package_has_what_an_operator_needs_and_installs() {
             "-rw-r--r--",
             "./usr/lib/systemd/system/turnstile-api.socket",
         ),
+        (
+            "-rw-r--r--",
+            "./usr/lib/systemd/system/turnstile-cuda-vm@.service",
+        ),
         ("-rw-r--r--", "./usr/lib/sysusers.d/turnstile.conf"),
         ("-rw-r--r--", "./usr/share/man/man1/turnstile.1.gz"),
         ("-rw-r--r--", "./usr/share/man/man1/turnstile-serve.1.gz"),
@@ -316,11 +320,15 @@ fn units_are_sound(root: &Path) {
     let level = text.lines().last().unwrap_or_default().to_owned();
     assert!(security.status.success(), "exposed more than 2.0: {text}");
     println!("{level}");
-    let sockets = ["turnstile.socket", "turnstile-api.socket"];
+    let others = [
+        "turnstile.socket",
+        "turnstile-api.socket",
+        "turnstile-cuda-vm@.service",
+    ];
     let verified = Command::new("systemd-analyze")
         .arg("verify")
         .arg(&unit)
-        .args(sockets.map(|socket| unit.with_file_name(socket)))
+        .args(others.map(|other| unit.with_file_name(other)))
         .output()
         .unwrap();
     // In a test folder the program is not at the unit's path, nor its pages where man searches.
