@@ -17,7 +17,7 @@ pub use events::EventMeter;
 pub use pace::Pace;
 pub use phases::{ChannelCount, PhasePlan, Phases};
 pub use polled::PolledMeter;
-pub use unobserved::{ChannelReading, ChannelSnapshot, Unobserved};
+pub use unobserved::{ChannelReading, ChannelSnapshot, KnownIdle, Unobserved};
 pub use worked::{Case, Worked, WorkedMeter};
 
 use crate::state::{Sample, SwitchEvent};

@@ -67,7 +67,8 @@ impl Rates {
         (rate.used_ns, rate.finished) = (length.0, COMMAND);
     }
 
-    /// Adds a poll phase that began and ended with these snapshots to the sums.
+    /// Adds a poll phase that began and ended with these snapshots to the sums. `known_idle`: time
+    /// in it in which no tenant was permitted to run.
     ///
     /// A command that runs across an end of the phase counts as half: a launch and its fence are
     /// two commands. Otherwise a tenant that is admitted or held where a phase begins or ends would
@@ -77,6 +78,7 @@ impl Rates {
         observed: &Usage,
         seen: &[Progress],
         polls: [&ChannelSnapshot; 2],
+        known_idle: (EngineId, Nanos),
     ) {
         for engine in &observed.engines {
             let index = self.idle.iter().position(|of| of.engine == engine.engine);
@@ -92,9 +94,14 @@ impl Rates {
             for sum in [&mut idle.idle_ns, &mut idle.length_ns] {
                 *sum -= *sum / MEMORY_PHASES;
             }
-            idle.idle_ns = idle.idle_ns.saturating_add(engine.idle_ns.0);
+            // Whether an engine is busy is a question of the time in which a tenant may run.
+            let known_ns = match known_idle.0 == engine.engine {
+                true => known_idle.1.0.min(engine.idle_ns.0),
+                false => 0,
+            };
+            idle.idle_ns = idle.idle_ns.saturating_add(engine.idle_ns.0 - known_ns);
             let length_ns = observed.window.length().0;
-            idle.length_ns = idle.length_ns.saturating_add(length_ns);
+            idle.length_ns = idle.length_ns.saturating_add(length_ns - known_ns);
             for part in seen {
                 let used_ns = used_ns(observed, engine.engine, part.tenant);
                 let rate = self.of(engine.engine, part.tenant);

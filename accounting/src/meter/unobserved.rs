@@ -8,7 +8,7 @@
 //! that decay slowly. A tenant is charged this time for each command that it finished since the
 //! last charge, whether it was admitted or not: what drains after a hold is charged to its owner
 //! (LoGA 4.3). What was charged in advance for a command that still runs is subtracted when the
-//! command finishes.
+//! command finishes. Time in which no tenant was permitted to run ([`KnownIdle`]) is idle.
 //!
 //! # Invariants
 //! - *Conservation* (law 1): the parts of an engine add up to the length.
@@ -126,6 +126,16 @@ fn progress(begin: &ChannelSnapshot, end: &ChannelSnapshot) -> Vec<Progress> {
     parts
 }
 
+/// Time in which the compute engine executed nothing, known without a reading: no tenant was
+/// permitted to run. It is at most the length of its part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KnownIdle {
+    /// In the unobserved part.
+    pub unobserved: Nanos,
+    /// In the poll phase after it.
+    pub observed: Nanos,
+}
+
 /// The current unobserved part, and the rates of the tenants' commands.
 #[derive(Debug)]
 pub struct Unobserved {
@@ -176,19 +186,31 @@ impl Unobserved {
     }
 
     /// The usage of the unobserved part `window`. `observed` is the usage of the poll phase after
-    /// it, which ended with `snapshot`.
+    /// it, which ended with `snapshot`. `known` idle time is charged to no tenant.
     pub fn charge(
         &mut self,
         window: Window,
         observed: &Usage,
         snapshot: &ChannelSnapshot,
+        known: KnownIdle,
     ) -> Usage {
         let seen = progress(&self.end, snapshot);
-        self.rates.learn(observed, &seen, [&self.end, snapshot]);
+        let idle = (self.compute, known.observed);
+        self.rates
+            .learn(observed, &seen, [&self.end, snapshot], idle);
         let unseen = progress(&self.begin, &self.end);
         let engines = observed.engines.iter();
         let engines = engines
-            .map(|engine| self.engine(engine.engine, window.length(), &unseen))
+            .map(|engine| {
+                let idle = match engine.engine == self.compute {
+                    true => known.unobserved.min(window.length()),
+                    false => Nanos::ZERO,
+                };
+                let rest = window.length().saturating_sub(idle);
+                let mut usage = self.engine(engine.engine, rest, &unseen);
+                usage.idle_ns += idle;
+                usage
+            })
             .collect();
         self.rates.charge_observed(observed, &seen);
         Usage {
@@ -200,7 +222,8 @@ impl Unobserved {
         }
     }
 
-    /// Divides an engine's time among the tenants that may have used it.
+    /// Divides a length of an engine's time, in which it may have been busy, among the tenants that
+    /// may have used it.
     fn engine(&mut self, engine: EngineId, length: Nanos, parts: &[Progress]) -> EngineUsage {
         let (first, last) = (self.begin.occupant(engine), self.end.occupant(engine));
         let mut usage = EngineUsage::empty(engine);

@@ -11,7 +11,9 @@ use std::thread;
 use std::time::Duration;
 
 use rand::{Rng, SeedableRng, rngs::SmallRng};
-use turnstile_accounting::meter::{ChannelSnapshot, Pace, PhasePlan, Phases, Unobserved};
+use turnstile_accounting::meter::{
+    ChannelSnapshot, KnownIdle, Pace, PhasePlan, Phases, Unobserved,
+};
 use turnstile_accounting::{
     EngineId, EventMeter, Meter, Moment, Nanos, Observation, PolledMeter, Sample, TenantId, Window,
 };
@@ -354,6 +356,10 @@ impl Accounting<'_> {
                 self.sleep_until(from + nonpoll_ns);
             }
             let begin = self.now();
+            let mut known = KnownIdle {
+                unobserved: self.host.memory_idle(begin),
+                observed: Nanos::ZERO,
+            };
             self.sample(&mut meter);
             unobserved.end(self.snapshot_at_begin());
             let (mut end, mut gap, mut ticked_at) = (begin, Nanos::ZERO, begin);
@@ -370,6 +376,7 @@ impl Accounting<'_> {
                 }
             }
             snapshot = self.snapshot_at_end();
+            known.observed = self.host.memory_idle(end);
             meter.sampled(unobserved.finished_in_phase(&snapshot), gap);
             if let Err(next) = self.known(from, end) {
                 (meter, from) = (PolledMeter::new(engines(&*gpu)), next);
@@ -377,7 +384,7 @@ impl Accounting<'_> {
                 continue;
             }
             let mut observed = meter.close(window(begin, end));
-            let estimated = unobserved.charge(window(from, begin), &observed, &snapshot);
+            let estimated = unobserved.charge(window(from, begin), &observed, &snapshot, known);
             if adaptive {
                 pace = Pace::next(&observed);
             }

@@ -1,7 +1,7 @@
 //! The daemon's accounting thread in virtual time: the same calls in the same order, without a
 //! thread.
 
-use turnstile_accounting::meter::{ChannelSnapshot, Pace, Phases, Unobserved};
+use turnstile_accounting::meter::{ChannelSnapshot, KnownIdle, Pace, Phases, Unobserved};
 use turnstile_accounting::{Meter, Metric, Moment, Nanos, PolledMeter, Usage, Window};
 use turnstile_gpu::prelude::*;
 use turnstile_gpu::{Order, Suspend};
@@ -230,7 +230,10 @@ impl World {
                 watch.polled.sampled(finished, gap);
                 let observed = watch.polled.close(window(begin, end));
                 let nonpoll = window(from, begin);
-                let estimated = watch.unobserved.charge(nonpoll, &observed, &poll);
+                let estimated =
+                    watch
+                        .unobserved
+                        .charge(nonpoll, &observed, &poll, KnownIdle::default());
                 if adaptive {
                     watch.pace = Pace::next(&observed);
                 }

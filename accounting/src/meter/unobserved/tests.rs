@@ -62,7 +62,7 @@ fn estimate(
         let more = if channel.tenant == A { 2 } else { 4 };
         channel.finished = channel.finished.map(|finished| finished + more);
     }
-    let usage = unobserved.charge(window(0, 5_000), &phase(), &after);
+    let usage = unobserved.charge(window(0, 5_000), &phase(), &after, KnownIdle::default());
     assert_eq!(usage.signals, Signals::Extrapolated);
     usage.engines[0].clone()
 }
@@ -126,9 +126,31 @@ fn an_engine_that_is_hardly_idle_in_poll_phases_is_busy_in_between() {
     unobserved.begin(snapshot(None, &[(A, 0, 0)]), |_| false);
     unobserved.end(snapshot(None, &[(A, 4, 0)]));
     let after = snapshot(None, &[(A, 6, 0)]);
-    let usage = unobserved.charge(window(0, 5_000), &observed, &after);
+    let usage = unobserved.charge(window(0, 5_000), &observed, &after, KnownIdle::default());
     // 4 commands of 300 ns; nothing proves that it ran all the time.
     assert_eq!(parts(&usage.engines[0]), (5_000, 0, 0, 5_000));
+}
+
+#[test]
+fn known_idle_time_is_charged_to_no_tenant_and_does_not_make_an_engine_idle_otherwise() {
+    let mut unobserved = Unobserved::new(GR, false);
+    let mut observed = phase();
+    observed.window = window(5_000, 7_000);
+    unobserved.begin(snapshot(None, &[(A, 0, 0), (B, 0, 0)]), |_| true);
+    unobserved.end(snapshot(None, &[(A, 4, 0), (B, 10, 0)]));
+    let after = snapshot(None, &[(A, 6, 0), (B, 14, 0)]);
+    let known = KnownIdle {
+        unobserved: Nanos(2_000),
+        observed: Nanos(1_000),
+    };
+    let usage = unobserved.charge(window(0, 5_000), &observed, &after, known);
+    // 4 commands of 300 ns and 10 of 100 ns, in 3,000 ns in which the engine was busy.
+    let (a, b, idle, bound) = parts(&usage.engines[0]);
+    assert_eq!((a + b, idle), (3_000, 2_000));
+    assert!(
+        a > 1_600 && a < 1_700 && bound < 3_000,
+        "{a} within {bound}"
+    );
 }
 
 #[test]
@@ -183,7 +205,12 @@ fn a_command_charged_ahead_is_not_charged_again() {
         unobserved.end(end.clone());
         // As measured in earlier poll phases.
         unobserved.rates.know(GR, A, Nanos(15_000));
-        let usage = unobserved.charge(window(from, from + 5_000), &observed, &end);
+        let usage = unobserved.charge(
+            window(from, from + 5_000),
+            &observed,
+            &end,
+            KnownIdle::default(),
+        );
         charged += usage.tenant_ns(A, Metric::Total).0 + observed.tenant_ns(A, Metric::Total).0;
     }
     assert_eq!(charged, 15_000);
@@ -295,6 +322,12 @@ impl Timeline {
         )
     }
 
+    /// Idle time; of it the part that is known, in percent.
+    fn known_idle(&self, window: Window, percent: u64) -> Nanos {
+        let ran: u64 = (0..3).map(|id| self.ran(TenantId(id), window)).sum();
+        Nanos((window.length().0 - ran) * percent / 100)
+    }
+
     fn ran(&self, tenant: TenantId, window: Window) -> u64 {
         let within = |&(_, _, from, to): &(_, _, u64, u64)| {
             to.min(window.to().0)
@@ -314,10 +347,12 @@ proptest! {
     fn any_input_is_conserved(
         periods in prop::collection::vec((any_snapshot(), any_snapshot(), any_snapshot(), 0u64..1 << 40,
             prop::collection::vec((0u32..4, 0u64..1 << 20), 0..5)), 1..12),
+        known in (0u64..1 << 40, 0u64..1 << 21),
         preemptible: bool, suspended in 0u32..4,
     ) {
         let mut unobserved = Unobserved::new(GR, preemptible);
         let mut from = 0;
+        let known = KnownIdle { unobserved: Nanos(known.0), observed: Nanos(known.1) };
         for (begin, end, after, length, used) in periods {
             let (middle, to) = (from + length, from + length + (1 << 21));
             let mut engine = EngineUsage::empty(GR);
@@ -329,7 +364,7 @@ proptest! {
             let observed = Usage { window: window(middle, to), engines, ..phase() };
             unobserved.begin(begin, |tenant| tenant.0 == suspended);
             unobserved.end(end);
-            let usage = unobserved.charge(window(from, middle), &observed, &after);
+            let usage = unobserved.charge(window(from, middle), &observed, &after, known);
             prop_assert_eq!(usage.engines.len(), 2);
             for engine in &usage.engines {
                 prop_assert_eq!(engine.accounted_ns(), Nanos(length));
@@ -345,6 +380,7 @@ proptest! {
         segments in prop::collection::vec(
             (prop::option::weighted(0.8, 0u32..3), 1u64..400, 0u64..100), 1..120),
         cuts in prop::collection::vec((0u64..900, 1u64..300, 1u64..40), 1..20),
+        percent in 0u64..=100,
     ) {
         let timeline = Timeline::new(&segments);
         let mut unobserved = Unobserved::new(GR, false);
@@ -361,7 +397,11 @@ proptest! {
             let after = timeline.snapshot(end);
             meter.sampled(unobserved.finished_in_phase(&after), Nanos(step));
             let observed = meter.close(window(begin, end));
-            let estimated = unobserved.charge(window(from, begin), &observed, &after);
+            let known = KnownIdle {
+                unobserved: timeline.known_idle(window(from, begin), percent),
+                observed: timeline.known_idle(window(begin, end), percent),
+            };
+            let estimated = unobserved.charge(window(from, begin), &observed, &after, known);
             for usage in [&estimated, &observed] {
                 let engine = &usage.engines[0];
                 prop_assert_eq!(engine.accounted_ns(), usage.window.length());

@@ -21,6 +21,10 @@ pub(crate) struct Memory {
     /// Refused allocations that were not logged yet, and the time of the latest log line.
     unlogged: u64,
     logged_at: Option<Moment>,
+    /// Since when memory has kept every tenant from running, if it does.
+    idle_from: Option<Moment>,
+    /// How long it did before that, and since that was last taken.
+    idle_ns: Nanos,
 }
 
 impl Memory {
@@ -30,11 +34,15 @@ impl Memory {
             keeper: MemoryKeeper::of(gpu)?,
             unlogged: 0,
             logged_at: None,
+            idle_from: None,
+            idle_ns: Nanos::ZERO,
         })
     }
 
     /// A tenant appears. Limits that were set and do not fit beside the others' give way to none.
     pub(crate) fn add(&mut self, tenant: TenantId, entitlement: Entitlement) {
+        // It may run at once.
+        self.idle_from = None;
         let none = Entitlement::by_weight(entitlement.weight, entitlement.max_bytes);
         for entitlement in [entitlement, none] {
             match self.keeper.add(tenant, entitlement) {
@@ -143,6 +151,22 @@ impl Memory {
             self.unlogged = 0;
             self.logged_at = Some(now);
         }
+        if !self.keeper.manager().all_still() {
+            // One was released in this step.
+            let idle_from = self.idle_from.take();
+            self.idle_ns += idle_from.map_or(Nanos::ZERO, |from| now.since(from));
+        } else if self.idle_from.is_none() && gpu.engine_status(COMPUTE).running.is_none() {
+            self.idle_from = Some(gpu.now());
+        }
+    }
+
+    /// How long memory kept every tenant from running until `now`, since the last call: the compute
+    /// engine executed nothing.
+    pub(crate) fn take_idle(&mut self, now: Moment) -> Nanos {
+        let idle = std::mem::take(&mut self.idle_ns);
+        let from = self.idle_from.map(|from| now.since(from));
+        self.idle_from = self.idle_from.map(|from| from.max(now));
+        idle + from.unwrap_or_default()
     }
 
     pub(crate) fn snapshot(&self, tenant: TenantId, ledger: &Ledger) -> MemorySnapshot {

@@ -145,3 +145,22 @@ fn program_memory_returns_after_a_request_also_for_later_programs() {
     host.leave(large);
     assert_eq!(host.homecoming(), Homecoming::default());
 }
+
+#[test]
+fn engine_is_known_to_be_idle_while_memory_keeps_every_tenant_from_running() {
+    let host = host();
+    enter(&host, "vm", false, 6);
+    enter(&host, "program", true, 5);
+    host.memory_tick();
+    let begin = host.gpu().now();
+    assert_eq!(host.memory_idle(begin), Nanos::ZERO, "the VM may run");
+    host.bring_memory_back();
+    until_home(&host);
+    host.memory_tick();
+    let end = host.gpu().now();
+    let idle = host.memory_idle(end);
+    assert!(idle > Nanos::ZERO && idle < end.since(begin), "{idle:?}");
+    host.memory_tick();
+    let now = host.gpu().now();
+    assert_eq!(host.memory_idle(now), Nanos::ZERO, "the program may run");
+}

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use turnstile_accounting::meter::ChannelReading;
 use turnstile_accounting::{
-    DemandEvent, Ledger, LedgerError, Moment, SwitchEvent, TenantId, Usage,
+    DemandEvent, Ledger, LedgerError, Moment, Nanos, SwitchEvent, TenantId, Usage,
 };
 use turnstile_gpu::{ChannelActivity, EngineReading, READINGS, Suspend};
 use turnstile_mediation::{Activity, Control, GateOrder};
@@ -161,6 +161,14 @@ impl Host {
         if let Some(memory) = &mut state.memory {
             memory.step(&mut state.mediation, &*self.gpu, self.gpu.now());
         }
+    }
+
+    /// How long the compute engine executed nothing because memory moved, until `now` and since the
+    /// last call.
+    pub(crate) fn memory_idle(&self, now: Moment) -> Nanos {
+        let mut state = self.lock();
+        let memory = state.memory.as_mut();
+        memory.map_or(Nanos::ZERO, |memory| memory.take_idle(now))
     }
 
     /// Whether the GPU runs the pending work of a held tenant.

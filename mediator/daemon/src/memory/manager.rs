@@ -290,6 +290,11 @@ impl MemoryManager {
             .is_some_and(|owner| owner.wants && owner.run() != Run::Running)
     }
 
+    /// Whether no tenant executes anything until one is released.
+    pub(crate) fn all_still(&self) -> bool {
+        self.owners.values().all(|owner| owner.run() == Run::Still)
+    }
+
     /// Whether something is under way that needs another [`Self::step`] soon.
     pub(crate) fn is_busy(&self) -> bool {
         let under_way = |owner: &Owner| {
