@@ -36,7 +36,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 pub(super) struct Live {
     kept: Mutex<VecDeque<Arc<str>>>,
     newest: watch::Sender<Arc<str>>,
-    last: Mutex<Option<View>>,
+    last: Mutex<Option<Arc<View>>>,
 }
 
 impl Default for Live {
@@ -50,8 +50,8 @@ impl Default for Live {
 }
 
 impl Live {
-    fn add(&self, view: &View) {
-        let Ok(text) = serde_json::to_string(view) else {
+    fn add(&self, view: View) {
+        let Ok(text) = serde_json::to_string(&view) else {
             return;
         };
         let text: Arc<str> = text.into();
@@ -62,11 +62,11 @@ impl Live {
         kept.push_back(text.clone());
         drop(kept);
         self.newest.send_replace(text);
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(view.clone());
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(view));
     }
 
     /// The last second.
-    pub(super) fn last(&self) -> Option<View> {
+    pub(super) fn last(&self) -> Option<Arc<View>> {
         let last = self.last.lock();
         last.unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -93,7 +93,7 @@ pub(super) async fn poll(shared: Arc<Shared>) {
         clock.tick().await;
         let after = shared.sample();
         if let Some(before) = &before {
-            shared.live.add(&View::between(before, &after));
+            shared.live.add(View::between(before, &after));
         }
         before = Some(after);
     }
@@ -206,7 +206,7 @@ mod tests {
         let live = Live::default();
         let mut updates = live.newest.subscribe();
         for at_ns in 0..=KEPT as u64 {
-            live.add(&View {
+            live.add(View {
                 at_ns,
                 ..View::default()
             });

@@ -9,8 +9,8 @@ use turnstile_daemon::{Host, HostSnapshot};
 /// Lifetime of a copy: the host's lock is taken for one at most 200 times a second.
 const FRESH: Duration = Duration::from_millis(5);
 
-/// TIMEOUT: time for which a reader waits for the host's state. Then it gets the last copy: whoever
-/// has the state may wait for a device.
+/// TIMEOUT: time for which a reader waits for the host's state. Then it gets the last copy: the
+/// thread that has the state may wait for a device.
 const PATIENCE: Duration = Duration::from_millis(5);
 
 /// The last copy.

@@ -22,9 +22,9 @@
 //! - Out: holds and gate moves; a [`HostSnapshot`], [`Event`]s and rows of the ledger.
 //! - Invariants: no GPU backend is named here. Under the host's lock the daemon waits for no VM.
 //!   Time that no signal covers is charged to no tenant.
-//! - Locks, outermost first: the host's state (`Host::lock`); the GPU's own; then the innermost
-//!   ones, under which no other is taken: bounds (`limits`), journal, silence, a VM's mapped
-//!   regions. State has one owner, the host; readers get copies (`Host::try_snapshot`).
+//! - Locks, outermost first: the host's state (`Host::lock`), then the GPU's own. Innermost, with
+//!   none taken under them: bounds, journal, silence, a VM's mapped regions. State has one owner,
+//!   the host; readers get copies (`Host::try_snapshot`).
 //! - Threads: `turnstile-ctl` (epoll, all connections), `turnstile-acct` (the loop), one each for a
 //!   VM's mailbox and memory, `turnstile-ledg` (writes windows). `docs/ARCHITECTURE.md` has all of
 //!   them, and the order of locks.

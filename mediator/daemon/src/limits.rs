@@ -1,8 +1,7 @@
 //! Bounds of what a tenant, an account and all accounts together can make the daemon hold.
 //!
-//! In: a [`Holder`] and an amount of a [`Resource`]. Out: a [`Held`], which gives the amount back
-//! when it is dropped, or a [`LimitError`] that names the bound. [`rows`] is the one table; each
-//! resource is one row, and no resource has a code path of its own.
+//! In: a [`Holder`] and an amount of a [`Resource`]. Out: a [`Held`] until it is dropped, or a
+//! [`LimitError`] that names the bound. [`rows`] is the one table: each resource is one row.
 //!
 //! Invariants: what is in use never exceeds a bound. A row's bound for one account is at most half
 //! of the bound for all, and the last quarter of each row is for holders of root and of the
@@ -158,7 +157,7 @@ pub fn rows(tenants_max: u64) -> [Row; ROWS] {
     ]
 }
 
-/// Whom an amount counts for.
+/// The account and the tenant for which an amount counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// Name of the account, or of the API client.

@@ -363,8 +363,14 @@ fn filter(role: Role, seccomp: Seccomp, software: bool) -> io::Result<BpfProgram
     rules.insert(libc::SYS_mmap, vec![when(2, exec, 0)?]);
     rules.insert(libc::SYS_mprotect, vec![when(2, exec, 0)?]);
     const WORD: u64 = u32::MAX as u64;
-    // CAST: as above. Threads name themselves and the purpose of their memory; all else is refused.
-    let permitted = [libc::PR_SET_NAME, libc::PR_SET_VMA].map(|what| when(0, WORD, what as u64));
+    // CAST: as above. Threads name themselves and the purpose of their memory, and give up
+    // privileges as a further filter requires; all else is refused.
+    let permitted = [
+        libc::PR_SET_NAME,
+        libc::PR_SET_VMA,
+        libc::PR_SET_NO_NEW_PRIVS,
+    ];
+    let permitted = permitted.map(|what| when(0, WORD, what as u64));
     rules.insert(
         libc::SYS_prctl,
         permitted.into_iter().collect::<Result<_, _>>()?,

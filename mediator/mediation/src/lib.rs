@@ -27,8 +27,8 @@ use std::collections::BTreeMap;
 
 use turnstile_accounting::entitled::{Account, Claimant, Due, Entitlements, Quota};
 use turnstile_accounting::{
-    AccountId, Demand, DemandEvent, EngineId, EngineUsage, Ledger, LedgerError, Metric, Moment,
-    Nanos, Signals, SwitchEvent, TenantId, Usage,
+    AccountId, Demand, DemandEvent, EngineId, EngineState, EngineUsage, Ledger, LedgerError,
+    Metric, Moment, Nanos, Signals, SwitchEvent, TenantId, Usage,
 };
 use turnstile_policies::{
     Basis, Cap, Decision, EngineEvent, Membership, Owed, PeriodUsage, Policy, PolicyError,
@@ -62,6 +62,8 @@ pub const PREEMPTION_NS: Nanos = Nanos::from_us(20);
 struct Scheduled {
     engine: EngineId,
     policy: Box<dyn Policy>,
+    /// Number and time of the engine's last switch.
+    last: Option<(u64, Moment)>,
 }
 
 /// Meters' usages, the policies and the ledger of one GPU.
@@ -98,6 +100,7 @@ impl Mediation {
         let scheduled = Scheduled {
             engine: COMPUTE,
             policy,
+            last: None,
         };
         Self::of(Control::Gates, false, vec![scheduled], engines)
     }
@@ -130,6 +133,7 @@ impl Mediation {
                 Rule::Events(policy) => scheduled.push(Scheduled {
                     engine: *engine,
                     policy,
+                    last: None,
                 }),
                 Rule::Looks(rule) => owed = Some(rule),
             }
@@ -371,6 +375,15 @@ impl Mediation {
     fn observe_switch(&mut self, switch: &SwitchEvent) {
         let mut all = self.scheduled.iter_mut();
         if let Some(scheduled) = all.find(|scheduled| scheduled.engine == switch.engine) {
+            // Records were lost: the state before them ended at an unknown moment, so the time in
+            // between is charged to no tenant.
+            if let Some((seq, at)) = scheduled.last
+                && switch.seq != seq.wrapping_add(1)
+            {
+                let unknown = EngineEvent::State(EngineState::Idle);
+                scheduled.policy.observe(at, unknown);
+            }
+            scheduled.last = Some((switch.seq, switch.at));
             let event = EngineEvent::State(switch.state);
             scheduled.policy.observe(switch.at, event);
         }

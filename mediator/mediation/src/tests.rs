@@ -266,3 +266,56 @@ fn beside_a_latency_target_the_other_tenants_slices_are_short() {
     assert_eq!(slice_of_a(&mut mediation), usual);
     assert!(mediation.set_target(TenantId(9), true).is_err());
 }
+
+/// Six seconds without a decision, in which A ran for `a_ms` of each `a_ms + b_ms`. `lost` records
+/// are missing from the log in the middle.
+fn after_a_stall(a_ms: u64, b_ms: u64, lost: u64) -> Bench {
+    let mut bench = Bench::new("dfq");
+    for tenant in [A, B] {
+        bench.mediation.woke(tenant, bench.at);
+    }
+    let rounds = 6_000 / (a_ms + b_ms);
+    let mut at = bench.at;
+    for round in 0..rounds {
+        for (tenant, ms) in [(A, a_ms), (B, b_ms)] {
+            // The hole begins while A runs.
+            if lost > 0 && (rounds / 4..rounds / 4 * 3).contains(&round) {
+                bench.seq += 1;
+            } else {
+                bench.log(at, EngineState::Running(tenant));
+            }
+            at = at + Nanos::from_ms(ms);
+        }
+    }
+    bench.meter = EventMeter::new([COMPUTE]);
+    bench.at = at;
+    bench
+}
+
+/// Time for which B runs alone until A may run again, in periods.
+fn made_good_periods(bench: &mut Bench) -> u64 {
+    let mut periods = 0;
+    let mut orders = bench.period(&[(A, 0), (B, 10)], &[A, B]);
+    while !orders.contains(&order(A, GateState::Open)) {
+        periods += 1;
+        assert!(periods < 10_000);
+        orders = bench.period(&[(B, 10)], &[A, B]);
+    }
+    periods
+}
+
+#[test]
+fn shares_of_a_stall_are_made_good_at_once() {
+    let mut bench = after_a_stall(43, 7, 0);
+    // 86:14 of 6 s: B gets the 4.32 s that A was ahead.
+    let periods = made_good_periods(&mut bench);
+    assert!((425..=440).contains(&periods), "{periods} of 10 ms");
+}
+
+#[test]
+fn use_that_stays_unknown_does_not_enter_lag() {
+    let mut bench = after_a_stall(43, 7, 1);
+    // Half of the stall is not in the log.
+    let periods = made_good_periods(&mut bench);
+    assert!((205..=225).contains(&periods), "{periods} of 10 ms");
+}

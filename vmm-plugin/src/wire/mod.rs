@@ -4,8 +4,8 @@
 //! A frame is a little-endian u32 length and that many bytes of JSON. File descriptors arrive with
 //! the frame's first bytes (SCM_RIGHTS). The VMM sends [`ToDaemon::Hello`] first; the daemon
 //! answers [`ToVmm::Welcome`], or [`ToVmm::Refused`] and closes. The end of the connection ends the
-//! tenant, and so does the end of the process that connected or of the one that
-//! [`ToDaemon::Owner`] names, whatever other process has a copy of the socket.
+//! tenant, whatever other process has a copy of the socket. So does the end of the process that
+//! connected, or of the one that [`ToDaemon::Owner`] names.
 //!
 //! The launcher of a program sends [`ToDaemon::Program`] instead; the answer is
 //! [`ToVmm::Admitted`]. From then on it reports the program's processes, the objects that the

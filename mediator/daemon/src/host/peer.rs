@@ -23,7 +23,7 @@ pub(crate) struct Tenant {
     pub(crate) kind: Kind,
     /// In force where nothing was set.
     pub(crate) brought: Brought,
-    /// Whom its objects and log lines count for.
+    /// For which account and tenant its objects and log lines count.
     pub(crate) holder: Holder,
 }
 

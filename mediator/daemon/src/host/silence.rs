@@ -2,7 +2,7 @@
 //!
 //! In: what the accounting thread finds at the end of a period. Out: a gap in the ledger, an event,
 //! and the reason that `/readyz` shows. When the GPU is taken back its contexts are gone, so all
-//! VMs are told and end; their VMMs may connect again.
+//! VMs are notified and end; their VMMs may connect again.
 
 use std::sync::{MutexGuard, PoisonError};
 
@@ -35,7 +35,7 @@ impl Host {
         }
     }
 
-    /// Takes the GPU back, and tells its tenants that it was reset.
+    /// Takes the GPU back, and notifies its tenants that it was reset.
     ///
     /// # Errors
     /// Why it does not answer yet; its time since is a gap.

@@ -176,3 +176,14 @@ fn capabilities_go_for_good() {
     let none = CapabilitySet::empty();
     assert_eq!((left.effective, left.permitted), (none, none));
 }
+
+#[test]
+fn thread_of_a_filtered_process_takes_the_list_of_its_own_role() {
+    let file = within(Role::Process, || {
+        let own = filter(Role::Engine, Seccomp::Enforce, true).unwrap();
+        apply_filter(&own).unwrap();
+        let file = std::fs::File::open("/etc/hostname");
+        file.map(drop).map_err(|error| error.kind())
+    });
+    assert_eq!(file, Err(io::ErrorKind::PermissionDenied));
+}
