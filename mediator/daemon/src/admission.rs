@@ -276,6 +276,7 @@ impl State {
             }
         }
         let account = self.accounts.of(&name);
+        self.owe(&account, &name, gpu.now());
         let membership = Membership {
             account: account.0,
             name: &name,
