@@ -65,8 +65,8 @@ pub use none::AdmitAll;
 pub use owed::{CALM_INTERVAL, LOOK_INTERVAL, Measured, Orders, Owed, Standing, TenantOrder};
 pub use params::{Cap, Membership, ParamsError, TenantParams, Weight};
 pub use policy::{
-    Basis, Decision, EngineEvent, HoldReason, PeriodUsage, Policy, PolicyError, TenantDecision,
-    TenantPeriod,
+    Basis, Debt, Decision, EngineEvent, HoldReason, PeriodUsage, Policy, PolicyError,
+    TenantDecision, TenantPeriod,
 };
 pub use table::{
     DECISION_PERIOD_NS, DEFAULT_POLICY, POLICIES, PolicyRow, Rule, Tuning, policy_by_name,

@@ -3,6 +3,7 @@
 use crate::params::{Cap, Membership, TenantParams, Weight};
 use core::fmt;
 use serde::Serialize;
+use std::sync::Arc;
 use thiserror::Error;
 use turnstile_accounting::{AccountId, Demand, EngineState, Moment, Nanos, TenantId};
 
@@ -108,6 +109,17 @@ pub enum EngineEvent {
     State(EngineState),
 }
 
+/// What an account, or a name within it, is ahead of the system virtual time by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Debt {
+    /// The account.
+    pub account: AccountId,
+    /// The name within it; none for the account as a whole.
+    pub name: Option<Arc<str>>,
+    /// Service at the default weight.
+    pub ahead_ns: Nanos,
+}
+
 /// Decides which tenants may run on one engine.
 ///
 /// Calls are made from one thread, in the order of the events. A policy without weights or caps
@@ -137,6 +149,15 @@ pub trait Policy: fmt::Debug + Send {
     /// # Errors
     /// If it is unknown.
     fn remove(&mut self, tenant: TenantId, now: Moment) -> Result<(), PolicyError>;
+
+    /// What accounts and names are ahead by, for a policy of a later run. None where a policy keeps
+    /// no virtual time.
+    fn debts(&self) -> Vec<Debt> {
+        Vec::new()
+    }
+
+    /// An account, or a name without a tenant, is ahead by this from an earlier run.
+    fn owe(&mut self, _debt: &Debt, _now: Moment) {}
 
     /// Drops what a name of an account is ahead by.
     fn forget_name(&mut self, _account: AccountId, _name: &str) {}

@@ -22,6 +22,7 @@ pub mod accounts;
 mod body;
 pub mod client;
 mod connections;
+mod debts;
 mod etag;
 mod events;
 mod exposition;
@@ -63,6 +64,7 @@ use turnstile_accounting::record::GpuIdentity;
 
 pub use access::AccessError;
 pub use body::MERGE_PATCH;
+pub use debts::DebtFile;
 pub use in_force::ReloadError;
 pub use router::openapi;
 pub use server::{Api, ApiError};

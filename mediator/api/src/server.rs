@@ -225,6 +225,7 @@ fn mode(in_force: &InForce) -> u32 {
 async fn run(shared: Arc<Shared>, doors: Doors, mut stopped: watch::Receiver<bool>) {
     tokio::spawn(live::poll(shared.clone()));
     tokio::spawn(shared.clone().keep_names());
+    tokio::spawn(shared.clone().keep_debts());
     let router = router(shared.clone());
     let connections = Connections::new(shared.host.limits().clone());
     for Listening { listener, most } in doors.listening {

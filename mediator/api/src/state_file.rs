@@ -86,6 +86,11 @@ pub enum StateFileError {
 }
 
 impl StateFile {
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The one at this path, which need not be there yet.
     pub const fn new(path: PathBuf) -> Self {
         Self { path }

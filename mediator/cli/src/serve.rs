@@ -11,7 +11,7 @@ use signal_hook::iterator::Signals;
 use turnstile_abi::CHUNK_BYTES;
 use turnstile_accounting::Nanos;
 use turnstile_accounting::record::GpuIdentity;
-use turnstile_api::{Api, ApiConfig, StateFile};
+use turnstile_api::{Api, ApiConfig, DebtFile, StateFile};
 use turnstile_daemon::accounts::Entry;
 use turnstile_daemon::config::{
     Config, ConfigError, Effective, GpuKind, Meter, Origin, Problem, Reloaded, SuspendKind, changed,
@@ -65,6 +65,7 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
     // First: unreadable settings or a ledger that cannot be written are no reason to touch a GPU.
     // Tenants that connect before the API starts then have their settings.
     let state = config.api.state.clone().map(StateFile::new);
+    let debts = state.as_ref().map(|state| DebtFile::beside(state).load());
     let kept = state.map(|state| state.load()).transpose()?;
     let kept = kept.unwrap_or_default();
     let ledger = ledger::open(&config.ledger, || identity(config))?;
@@ -96,6 +97,7 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
         meter,
         timing,
         settings: kept.tenants,
+        debts: debts.unwrap_or_default(),
         accounts: AccountsConfig {
             made: kept.accounts,
             names: kept.names,
@@ -272,6 +274,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     log::info!("Stopping; VMs see a lost device");
     bring_memory_back(&daemon, &mut signals);
     drop(service);
+    // Before tenants leave.
+    let state = config.api.state.clone().map(StateFile::new);
+    if let Some(file) = state.as_ref().map(DebtFile::beside)
+        && let Err(error) = file.save(daemon.host())
+    {
+        log::warn!("Lags of tenants are not kept: {error}");
+    }
     drop((fronts, api));
     let complete = daemon.close();
     anyhow::ensure!(

@@ -285,6 +285,7 @@ impl State {
                 memory.comes_back(tenant);
             }
         }
+        self.owe(&entry.account, name, gpu.now());
         let membership = Membership {
             account: entry.account.0,
             name,

@@ -3,6 +3,7 @@
 //! period. Nothing under it waits for a VM.
 
 pub(crate) mod accounts;
+pub(crate) mod debts;
 mod departed;
 pub(crate) mod dma;
 pub(crate) mod mailbox;
@@ -105,6 +106,8 @@ pub(super) struct State {
     pub(super) starting: BTreeMap<String, TenantId>,
     pub(super) ledger_errors: u64,
     pub(super) timings: Timings,
+    /// Debts of an earlier run whose tenants have not come back.
+    debts: Vec<debts::KeptDebt>,
     /// Writes charges to the disk, if configured.
     recorder: Option<Recorder>,
 }
@@ -153,6 +156,7 @@ impl Host {
             starting: BTreeMap::new(),
             ledger_errors: 0,
             timings: Timings::default(),
+            debts: Vec::new(),
             recorder: None,
         };
         Ok(Self {

@@ -64,6 +64,7 @@ pub use control::ControlError;
 pub use error::{HostError, UserError, chain};
 pub use fronts::{FrontError, serve_fronts};
 pub use host::accounts::{AccountSnapshot, AccountsConfig, resolve, resolve_all};
+pub use host::debts::KeptDebt;
 pub use host::memory::Homecoming;
 pub use host::recorder::{LedgerConfig, LedgerHealth, LedgerStartError};
 pub use host::settings::{MemoryLimits, Settings, SettingsError};
@@ -90,6 +91,8 @@ pub struct DaemonConfig {
     pub settings: BTreeMap<String, Settings>,
     /// Accounts, and which tenants belong to them.
     pub accounts: AccountsConfig,
+    /// What accounts and tenants were ahead by when the daemon before ended.
+    pub debts: Vec<KeptDebt>,
 }
 
 impl DaemonConfig {
@@ -102,6 +105,7 @@ impl DaemonConfig {
             timing: Timing::default(),
             settings: BTreeMap::new(),
             accounts: AccountsConfig::default(),
+            debts: Vec::new(),
         }
     }
 }
@@ -159,6 +163,7 @@ impl Daemon {
         let listener = listen(&config.socket, 0o660)?;
         let host = Arc::new(Host::new(gpu, config.host)?);
         host.restore_settings(config.settings);
+        host.restore_debts(config.debts);
         host.begin_accounts(config.accounts)
             .map_err(HostError::from)?;
         if let Some(ledger) = ledger {

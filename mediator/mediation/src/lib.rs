@@ -31,7 +31,7 @@ use turnstile_accounting::{
     Metric, Moment, Nanos, Signals, SwitchEvent, TenantId, Usage,
 };
 use turnstile_policies::{
-    Basis, Cap, Decision, EngineEvent, Membership, Owed, PeriodUsage, Policy, PolicyError,
+    Basis, Cap, Debt, Decision, EngineEvent, Membership, Owed, PeriodUsage, Policy, PolicyError,
     PolicyRow, Rule, TenantParams, TenantPeriod, Tuning, Weight,
 };
 use turnstile_vmm::gate::GateState;
@@ -180,6 +180,24 @@ impl Mediation {
         }
         if let Some(owed) = &mut self.owed {
             owed.set_account(account, params);
+        }
+    }
+
+    /// What accounts and names are ahead by on each engine, for a later run.
+    pub fn debts(&self) -> Vec<(EngineId, Debt)> {
+        let of = |scheduled: &Scheduled| {
+            let engine = scheduled.engine;
+            let debts = scheduled.policy.debts().into_iter();
+            debts.map(move |debt| (engine, debt)).collect::<Vec<_>>()
+        };
+        self.scheduled.iter().flat_map(of).collect()
+    }
+
+    /// An account, or a name without a tenant, is ahead by this from an earlier run.
+    pub fn owe(&mut self, engine: EngineId, debt: &Debt, now: Moment) {
+        let mut scheduled = self.scheduled.iter_mut();
+        if let Some(scheduled) = scheduled.find(|scheduled| scheduled.engine == engine) {
+            scheduled.policy.owe(debt, now);
         }
     }
 

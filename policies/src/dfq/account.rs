@@ -7,7 +7,7 @@ use super::pauses::Pauses;
 use super::tenant::Tenant;
 use crate::cap::Quota;
 use crate::params::{Cap, TenantParams, Weight};
-use crate::virtual_time::VirtualTime;
+use crate::virtual_time::{VirtualSpan, VirtualTime};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use turnstile_accounting::{Allowance, Demand, Moment, Nanos, TenantId};
@@ -117,6 +117,25 @@ impl Account {
         self.names.retire(tenant.name, retired);
         self.count_quotas();
         self.changed();
+    }
+
+    /// What its names are ahead by, as service at the default weight.
+    pub(crate) fn debts(&self) -> impl Iterator<Item = (Arc<str>, Nanos)> {
+        let here = self.tenants.values().map(|t| (&t.name, t.entity.at()));
+        let all = here.chain(self.names.iter());
+        let ahead = |at| self.system.service_until(at, Weight::DEFAULT.get().into());
+        all.map(move |(name, at)| (name.clone(), ahead(at)))
+    }
+
+    /// A name without a tenant is ahead by `ahead` from an earlier run.
+    pub(crate) fn owe(&mut self, name: Arc<str>, ahead: Nanos, now: Moment) {
+        let span = VirtualSpan::of(ahead, Weight::DEFAULT.get().into());
+        let retired = Retired {
+            at: self.system + span,
+            pauses: Pauses::default(),
+            ran_at: Some(now),
+        };
+        self.names.retire(name, retired);
     }
 
     /// Drops the debt of a name.

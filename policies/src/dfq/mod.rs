@@ -37,10 +37,11 @@ mod time;
 
 use crate::params::{Cap, Membership, TenantParams, Weight};
 use crate::policy::{
-    Basis, Decision, EngineEvent, HoldReason, PeriodUsage, Policy, PolicyError, TenantDecision,
+    Basis, Debt, Decision, EngineEvent, HoldReason, PeriodUsage, Policy, PolicyError,
+    TenantDecision,
 };
 use crate::table::Tuning;
-use crate::virtual_time::VirtualTime;
+use crate::virtual_time::{VirtualSpan, VirtualTime};
 use account::Account;
 use level::{Level, Rules};
 use std::collections::BTreeMap;
@@ -210,6 +211,37 @@ impl Policy for Dfq {
         }
         self.changed = true;
         Ok(())
+    }
+
+    fn debts(&self) -> Vec<Debt> {
+        let mut debts = Vec::new();
+        for (id, account) in &self.accounts {
+            let at = account.entity.at();
+            let own = self.system.service_until(at, Weight::DEFAULT.get().into());
+            let names = account.debts().map(|(name, ahead)| (Some(name), ahead));
+            for (name, ahead_ns) in [(None, own)].into_iter().chain(names) {
+                let account = *id;
+                debts.push(Debt {
+                    account,
+                    name,
+                    ahead_ns,
+                });
+            }
+        }
+        debts.retain(|debt| debt.ahead_ns > Nanos::ZERO);
+        debts
+    }
+
+    fn owe(&mut self, debt: &Debt, now: Moment) {
+        self.advance_to(now);
+        let (system, now) = (self.system, self.now);
+        let span = VirtualSpan::of(debt.ahead_ns, Weight::DEFAULT.get().into());
+        let account = self.account(debt.account);
+        match &debt.name {
+            Some(name) => account.owe(name.clone(), debt.ahead_ns, now),
+            None => account.entity.clock.raise(system + span),
+        }
+        self.changed = true;
     }
 
     fn forget_name(&mut self, account: AccountId, name: &str) {

@@ -51,6 +51,11 @@ impl Names {
         self.0.insert(name, retired);
     }
 
+    /// Names and their virtual times.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&Arc<str>, VirtualTime)> {
+        self.0.iter().map(|(name, retired)| (name, retired.at))
+    }
+
     /// The highest virtual time of tenants that ran lately: those in `here`, and those that left.
     pub(crate) fn highest_lately(
         &self,

@@ -87,6 +87,34 @@ fn a_name_keeps_its_virtual_time_until_it_is_forgotten() {
 }
 
 #[test]
+fn what_names_and_accounts_are_ahead_by_survives_a_restart() {
+    let mut run = Run::new();
+    run.add_named(A, 0, 100, "a")
+        .add_named(B, 0, 100, "b")
+        .add_named(C, 1, 100, "c")
+        .queue(A)
+        .queue(B)
+        .queue(C);
+    run.run(A).at(5_000).idle();
+    let debts = run.dfq.debts();
+    let ahead = |of: &[Debt], account, name: Option<&str>| {
+        let mut of = of.iter();
+        let found = of.find(|d| d.account == AccountId(account) && d.name.as_deref() == name);
+        found.map_or(0, |debt| debt.ahead_ns.0)
+    };
+    assert_eq!(ahead(&debts, 0, Some("a")), 5_000_000);
+    assert_eq!(ahead(&debts, 0, None), 5_000_000);
+    assert_eq!(ahead(&debts, 1, None), 0);
+    let mut next = Run::new();
+    for debt in &debts {
+        next.dfq.owe(debt, next.now);
+    }
+    assert_eq!(next.dfq.debts(), debts);
+    next.add_named(B, 0, 100, "b").add_named(A, 0, 100, "a");
+    assert_eq!((next.tenant_at(A), next.account_at(0)), (5_000, 5_000));
+}
+
+#[test]
 fn a_new_name_starts_at_the_highest_of_its_account() {
     let mut run = Run::new();
     run.add_named(A, 0, 100, "a")
