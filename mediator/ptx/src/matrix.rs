@@ -170,11 +170,12 @@ impl Part {
 
     /// Registers of a lane.
     pub(super) fn registers(self) -> usize {
+        // `wmma` gives halves of A and B eight registers in each shape, and they repeat elements.
+        if self.layout == Layout::Rows && self.element == Element::F16 && self.side != Side::C {
+            return 8;
+        }
         let bits = self.count() * self.element.bits();
-        // `wmma` keeps halves of A and B twice.
-        let twice =
-            self.layout == Layout::Rows && self.element == Element::F16 && self.side != Side::C;
-        (bits.div_ceil(self.element.bits().max(32)) << u32::from(twice)) as usize
+        bits.div_ceil(self.element.bits().max(32)) as usize
     }
 
     /// Row and column of a lane's element `at`.

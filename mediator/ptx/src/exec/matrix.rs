@@ -401,13 +401,16 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
                 sizes[lane].min(args.bytes)
             };
             let mut raw = [0; 16];
-            self.lane_load(
-                warp,
-                lane,
-                (args.from.space, from[lane]),
-                &mut raw[..read as usize],
-            )
-            .map_err(|fault| self.fault(warp, line, (lane, from[lane], fault)))?;
+            // A copy of nothing may have any address.
+            if read > 0 {
+                self.lane_load(
+                    warp,
+                    lane,
+                    (args.from.space, from[lane]),
+                    &mut raw[..read as usize],
+                )
+                .map_err(|fault| self.fault(warp, line, (lane, from[lane], fault)))?;
+            }
             self.lane_store(
                 warp,
                 lane,

@@ -173,6 +173,8 @@ pub(in super::super) fn is_space(space: Space) -> Option<Comparison> {
         Space::Local => doubles!(|a, _| in_window(a, LOCAL_WINDOW)),
         Space::Param => doubles!(|a, _| in_window(a, PARAM_WINDOW)),
         Space::Global => doubles!(|a, _| a < SHARED_WINDOW),
-        Space::Const | Space::Generic => return None,
+        // Constant variables are global memory here.
+        Space::Const => doubles!(|_, _| false),
+        Space::Generic => return None,
     })
 }

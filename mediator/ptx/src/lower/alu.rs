@@ -112,6 +112,12 @@ impl<'a> Builder<'a, '_> {
         if modifiers.take("cc") || matches!(head, "addc" | "subc" | "madc") {
             return self.carry(head, modifiers, operands);
         }
+        // The mode of `prmt` stands behind its type.
+        let permutation = modifiers.take_map(|m| {
+            [".f4e", ".b4e", ".rc8", ".ecl", ".ecr", ".rc16"]
+                .into_iter()
+                .find(|mode| head == "prmt" && mode[1..] == *m)
+        });
         let ty = modifiers.ty()?;
         if ty.float() || ty.float_pair() {
             return self.float(head, ty, modifiers, operands);
@@ -142,12 +148,7 @@ impl<'a> Builder<'a, '_> {
                 "clamp" => Some(".clamp"),
                 _ => None,
             }),
-            "prmt" => modifiers.take_map(|m| {
-                [".f4e", ".b4e", ".rc8", ".ecl", ".ecr", ".rc16"]
-                    .into_iter()
-                    .find(|mode| mode[1..] == *m)
-            }),
-            _ => None,
+            _ => permutation,
         };
         let sat = matches!(head, "mad" | "mad24") && mode == Some(".hi") && modifiers.take("sat");
         modifiers.end()?;
@@ -237,7 +238,11 @@ impl<'a> Builder<'a, '_> {
         let d = self.destination(d, ty, false)?;
         let mut sources = Vec::with_capacity(4);
         for operand in parts {
-            sources.push(self.source(operand, part, false)?);
+            sources.push(match operand {
+                // A part that is left open.
+                Operand::Name("_") => self.pool(0),
+                operand => self.source(operand, part, false)?,
+            });
         }
         let name = if part.bits == 16 { "join16" } else { "join32" };
         let kernel = self.integer_kernel(name, ty)?;

@@ -181,7 +181,7 @@ impl<'a> Builder<'a, '_> {
                     || (to == Type::F16 && single(from) && nearest && !how.relu && !how.finite);
                 let narrows = to.bits < from.bits || to.kind != from.kind;
                 let widens = single(to) || to.bits == 64;
-                if narrows && !widens && how.mode.is_none() {
+                if narrows && !widens && how.mode.is_none() && from.bits > 16 {
                     return Err(modifiers.unsupported());
                 }
                 if !known || (how.ftz && to.bits == 16) || to.kind == Kind::Tensor {

@@ -233,6 +233,14 @@ impl<'a> Builder<'a, '_> {
                 Some(Meaning::Variable(variable)) if matches!(ty.bits, 32 | 64) => {
                     Ok(self.variable(variable, *offset)?.1)
                 }
+                Some(Meaning::Register { bits: 64, .. }) if ty.bits == 64 => {
+                    let base = self.source(&Operand::Name(name), ty, false)?;
+                    let offset = self.pool(offset.cast_unsigned());
+                    let slot = self.temp_double()?;
+                    let add = self.integer_kernel("add", Type::U64)?;
+                    self.emit_kernel(add, Dst::Double(slot), &[base, offset])?;
+                    Ok(Src::Double(slot))
+                }
                 _ => Err(self.bad("only an address can have an offset")),
             },
             _ => Err(self.bad("expected a register or a literal")),
@@ -303,6 +311,7 @@ impl<'a> Builder<'a, '_> {
     /// A predicate as a source: `p`, `!p`, or an integer for a constant.
     pub(super) fn predicate(&self, operand: &Operand<'a>) -> Result<Pred, LoadError> {
         let (name, not) = match operand {
+            Operand::Name("%is_explicit_cluster") => return Ok(Pred::Never),
             Operand::Name(name) => (name, false),
             Operand::Not(name) => (name, true),
             Operand::Literal(Literal::Int(0)) => return Ok(Pred::Never),
