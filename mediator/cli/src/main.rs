@@ -21,6 +21,7 @@ mod doctor;
 mod finding;
 mod gpu;
 mod gpus;
+mod lab;
 #[cfg(feature = "nvidia")]
 mod launch;
 mod ledger;
@@ -102,6 +103,8 @@ enum Command {
     Doctor(doctor::Args),
     /// Measure how a GPU is shared, by the loads' own time stamps or the GPU's log
     Bench(bench::Args),
+    /// Run the experiment lab, a program beside this one: figures of the papers, and ours
+    Lab(lab::Args),
     /// Write manual pages
     #[command(hide = true)]
     Manual(manual::Args),
@@ -175,6 +178,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Run(args) => run::run(args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Lab(args) => lab::run(&args),
         #[cfg(feature = "nvidia")]
         Command::Nvidia(command) => return nvidia::run(&command),
         Command::SoftGpu(args) => soft_gpu::run(&args),
