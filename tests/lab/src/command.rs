@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use clap::{Parser, Subcommand};
 use serde_json::Value;
 
-use crate::experiments::{ALIASES, EXPERIMENTS, Experiment};
+use crate::experiments::{EXPERIMENTS, Experiment};
 use crate::page::{Run, page};
 use crate::seeds::Seeds;
 
@@ -150,9 +150,7 @@ fn selected(args: &RunArgs) -> Result<Vec<(&'static Experiment, Seeds)>, Command
         EXPERIMENTS.iter().collect()
     } else {
         let row = |id: &String| {
-            let old = ALIASES.iter().find(|(old, _)| old == id);
-            let name = old.map_or(id.as_str(), |(_, name)| name);
-            let row = EXPERIMENTS.iter().find(|row| row.id == name);
+            let row = EXPERIMENTS.iter().find(|row| row.id == id);
             row.ok_or_else(|| CommandError::Unknown(id.clone()))
         };
         args.experiments.iter().map(row).collect::<Result<_, _>>()?

@@ -26,6 +26,8 @@
 mod books;
 pub mod chart;
 pub mod command;
+pub mod drive;
+pub mod engine;
 pub mod experiments;
 #[cfg(feature = "world")]
 pub mod gates;

@@ -20,6 +20,11 @@ pub mod literal;
 pub mod loga;
 #[cfg(feature = "world")]
 pub mod loga11;
+pub mod loga_11;
+pub mod loga_cpu;
+pub mod loga_modes;
+pub mod loga_neon;
+pub mod loga_skew;
 mod rows;
 #[cfg(feature = "world")]
 pub mod share;
@@ -36,7 +41,7 @@ pub mod swap;
 #[cfg(feature = "world")]
 pub mod unfair;
 
-pub use rows::{ALIASES, EXPERIMENTS};
+pub use rows::EXPERIMENTS;
 
 use crate::result::{Failure, Report, Verdict};
 use crate::seeds::Seeds;

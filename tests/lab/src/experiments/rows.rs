@@ -44,16 +44,14 @@ const fn unbuilt(
     row(id, texts, kind, 1, None, None)
 }
 
-/// Names of experiments before they had the paper's numbers.
-pub const ALIASES: [(&str, &str); 2] = [("loga-length", "loga-9"), ("loga-load", "loga-10")];
-
 const WITHIN: Option<Verdict> = Some(Verdict::Within);
 const EXACT: Option<Verdict> = Some(Verdict::Exact);
+const DIFFERS: Option<Verdict> = Some(Verdict::Differs);
 const SHAPE: Option<Verdict> = Some(Verdict::Shape);
 
 /// All experiments.
 pub const EXPERIMENTS: &[Experiment] = &[
-    unbuilt(
+    row(
         "loga-7a",
         (
             "LoGA Fig. 7a",
@@ -61,8 +59,11 @@ pub const EXPERIMENTS: &[Experiment] = &[
             "W C P",
         ),
         Bound,
+        1,
+        None,
+        Some(loga_neon::light_report),
     ),
-    unbuilt(
+    row(
         "loga-7b",
         (
             "LoGA Fig. 7b",
@@ -70,8 +71,11 @@ pub const EXPERIMENTS: &[Experiment] = &[
             "W C P",
         ),
         Bound,
+        1,
+        None,
+        Some(loga_neon::heavy_report),
     ),
-    unbuilt(
+    row(
         "loga-8",
         (
             "LoGA Fig. 8",
@@ -79,22 +83,45 @@ pub const EXPERIMENTS: &[Experiment] = &[
             "W C P",
         ),
         Bound,
+        1,
+        None,
+        Some(loga_neon::count_report),
     ),
     row(
-        "loga-9",
-        ("LoGA Fig. 9", "measured kernel length", "D"),
+        "loga-length",
+        (
+            "none",
+            "kernel length by the polled meter, all the time",
+            "-",
+        ),
         Bound,
         10,
         WITHIN,
         world!(loga::length_report),
     ),
     row(
-        "loga-10",
-        ("LoGA Fig. 10", "measured load", "D"),
+        "loga-load",
+        ("none", "load by the polled meter", "-"),
         Bound,
         10,
         WITHIN,
         world!(loga::load_report),
+    ),
+    row(
+        "loga-9",
+        ("LoGA Fig. 9", "kernel length by two registers", "D"),
+        Bound,
+        10,
+        None,
+        Some(loga_skew::length_report),
+    ),
+    row(
+        "loga-10",
+        ("LoGA Fig. 10", "load by two registers", "D"),
+        Bound,
+        10,
+        None,
+        Some(loga_skew::load_report),
     ),
     row(
         "loga-11",
@@ -106,9 +133,17 @@ pub const EXPERIMENTS: &[Experiment] = &[
         Shape,
         1,
         None,
+        Some(loga_11::report),
+    ),
+    row(
+        "loga-11-loop",
+        ("LoGA Fig. 11", "the same in the daemon's loop", "-"),
+        Bound,
+        1,
+        None,
         world!(loga11::report),
     ),
-    unbuilt(
+    row(
         "loga-cpu",
         (
             "LoGA 5.6",
@@ -116,8 +151,11 @@ pub const EXPERIMENTS: &[Experiment] = &[
             "C G",
         ),
         Exact,
+        5,
+        None,
+        Some(loga_cpu::report),
     ),
-    unbuilt(
+    row(
         "loga-modes",
         (
             "LoGA 2.3",
@@ -125,6 +163,9 @@ pub const EXPERIMENTS: &[Experiment] = &[
             "P",
         ),
         Bound,
+        1,
+        None,
+        Some(loga_modes::report),
     ),
     row(
         "loga-charged",
