@@ -33,6 +33,7 @@ pub mod experiments;
 pub mod gates;
 #[cfg(feature = "world")]
 pub mod guest;
+pub mod jobs;
 #[cfg(feature = "world")]
 pub mod laws;
 pub mod page;

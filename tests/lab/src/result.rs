@@ -179,6 +179,12 @@ impl Quantity {
         })
     }
 
+    /// The mean over the seeds is at least `least` and at most `most`.
+    pub fn between_mean(self, least: f64, most: f64) -> Self {
+        let half = (most - least) / 2.0;
+        self.within(least + half, half)
+    }
+
     /// An order or a sign that is promised in words.
     pub fn shape(self, promise: impl Into<String>, holds: bool) -> Self {
         self.demand(0.0, promise.into(), Verdict::Shape, |_| holds)

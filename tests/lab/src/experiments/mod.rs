@@ -4,6 +4,10 @@
 pub mod adriaens;
 #[cfg(feature = "world")]
 pub mod adversary;
+pub mod case;
+pub mod case_5;
+pub mod case_6;
+pub mod case_crash;
 pub mod case_fig1;
 pub mod case_task;
 #[cfg(feature = "world")]

@@ -227,12 +227,15 @@ pub const EXPERIMENTS: &[Experiment] = &[
         EXACT,
         Some(case_fig1::report),
     ),
-    unbuilt(
+    row(
         "case-5",
         ("CASE Fig. 5, Table IV", "throughput of eight mixes", "W G"),
         Shape,
+        20,
+        None,
+        Some(case_5::report),
     ),
-    unbuilt(
+    row(
         "case-crash",
         (
             "CASE Table II",
@@ -240,18 +243,27 @@ pub const EXPERIMENTS: &[Experiment] = &[
             "W G",
         ),
         Shape,
+        50,
+        None,
+        Some(case_crash::report),
     ),
-    unbuilt(
+    row(
         "case-turn",
         ("CASE Table III", "turnaround of eight mixes", "W G"),
         Shape,
+        20,
+        None,
+        Some(case_5::turnaround_report),
     ),
-    unbuilt(
+    row(
         "case-4",
         ("CASE Fig. 4", "throughput of Alg. 3 over Alg. 2", "W G"),
         Shape,
+        20,
+        None,
+        Some(case_5::rules_report),
     ),
-    unbuilt(
+    row(
         "case-6",
         (
             "CASE Fig. 6",
@@ -259,6 +271,9 @@ pub const EXPERIMENTS: &[Experiment] = &[
             "W G",
         ),
         Shape,
+        20,
+        None,
+        Some(case_6::report),
     ),
     row(
         "case-task",
