@@ -15,6 +15,8 @@
 //! - `dfq-literal`: disengaged fair queuing as the LoGA paper prints it, for comparison;
 //! - `owed`: for hardware that slices by itself; its input is polls instead of events ([`Owed`]).
 //!
+//! [`model`] has models of the papers, and [`place`] the choice of a GPU for a job.
+//!
 //! One period of a mediator:
 //!
 //! ```
@@ -51,9 +53,11 @@
 mod cap;
 mod dfq;
 mod dfq_literal;
+pub mod model;
 mod none;
 mod owed;
 mod params;
+pub mod place;
 mod policy;
 mod roster;
 mod table;

@@ -17,7 +17,7 @@ use turnstile_accounting::export::{
 use turnstile_accounting::record::{Body, Entry, GpuIdentity};
 use turnstile_accounting::store::{SqliteStore, Store};
 use turnstile_accounting::{Moment, Nanos};
-use turnstile_tests::lab::{BookKeeping, Lengths, Load, Participant, Setup, run_with_books};
+use turnstile_lab::{BookKeeping, Lengths, Load, Participant, Setup, run_with_books};
 use uuid::Uuid;
 
 const HOUR_NS: u64 = 3_600_000_000_000;

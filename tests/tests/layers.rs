@@ -33,7 +33,7 @@ struct Rule {
 
 const BACKENDS: &[&str] = &["nvidia*", "soft", "vfio"];
 
-const RULES: [Rule; 13] = [
+const RULES: [Rule; 14] = [
     Rule {
         text: "the device contract is below all",
         of: &["abi"],
@@ -82,7 +82,7 @@ const RULES: [Rule; 13] = [
     Rule {
         text: "the command and the bench alone name a backend; the simulated PCI GPU is a software GPU",
         of: BACKENDS,
-        permits: Permits::UsedBy(&["bench", "cli", "nvidia*", "tests", "vfio"]),
+        permits: Permits::UsedBy(&["bench", "cli", "lab", "nvidia*", "tests", "vfio"]),
     },
     Rule {
         text: "the daemon knows the trait and the loop, and nothing above",
@@ -114,6 +114,11 @@ const RULES: [Rule; 13] = [
         text: "nothing of the product depends on the bench but the command, and nothing on the tests",
         of: &["bench", "cli", "tests"],
         permits: Permits::UsedBy(&["cli"]),
+    },
+    Rule {
+        text: "the product does not depend on the lab",
+        of: &["lab"],
+        permits: Permits::UsedBy(&["tests"]),
     },
 ];
 

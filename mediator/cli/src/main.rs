@@ -24,6 +24,7 @@ mod exit;
 mod finding;
 mod gpu;
 mod gpus;
+mod lab;
 #[cfg(feature = "nvidia")]
 mod launch;
 mod ledger;
@@ -108,6 +109,8 @@ enum Command {
     Doctor(doctor::Args),
     /// Measure how a GPU is shared, by the loads' own time stamps or the GPU's log
     Bench(bench::Args),
+    /// Run the experiment lab, a program beside this one: figures of the papers, and ours
+    Lab(lab::Args),
     /// Print the names that completions offer
     #[command(hide = true)]
     Names(completions::NamesArgs),
@@ -170,6 +173,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::CudaVm(args) => cuda_vm::run(args),
         Command::Doctor(args) => return doctor::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Lab(args) => lab::run(&args),
         #[cfg(feature = "nvidia")]
         Command::Nvidia(command) => return nvidia::run(&command),
         Command::SoftGpu(args) => soft_gpu::run(&args),

@@ -1,0 +1,238 @@
+//! GPUs, what is in use of them, and the rules that choose one.
+
+use thiserror::Error;
+
+/// Size of a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GpuSize {
+    /// SMs.
+    pub sms: u32,
+    /// Blocks that an SM holds.
+    pub blocks: u32,
+    /// Warps that an SM holds.
+    pub warps: u32,
+    /// Memory.
+    pub memory_bytes: u64,
+}
+
+/// What a job needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Job {
+    /// Memory.
+    pub memory_bytes: u64,
+    /// Blocks of its largest kernel.
+    pub blocks: u32,
+    /// Threads of a block.
+    pub threads: u32,
+}
+
+impl Job {
+    /// Warps of a block: 32 threads each.
+    const fn warps_of_block(&self) -> u32 {
+        self.threads.div_ceil(32)
+    }
+
+    /// Warps of all blocks.
+    pub fn warps(&self) -> u64 {
+        u64::from(self.blocks) * u64::from(self.warps_of_block())
+    }
+}
+
+/// A rule that chooses a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// Algorithm 2: the first GPU with memory, and with slots for all blocks.
+    Exact,
+    /// Algorithm 3, repaired: of the GPUs with memory the one with the fewest warps in use.
+    Fewest,
+    /// Algorithm 3 as printed: it takes the most loaded GPU, and never an idle one.
+    FewestPrinted,
+    /// CG: in turn, at most so many jobs on each, blind to memory.
+    RoundRobin(u32),
+    /// SA: a GPU without another job.
+    Alone,
+    /// schedGPU: one GPU, by memory alone.
+    MemoryOnly,
+}
+
+/// Why a job is refused or cannot be placed at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum PlaceError {
+    /// No GPU is large enough, now or later.
+    #[error("A job of {0} bytes fits no GPU of this fleet")]
+    TooLarge(u64),
+    /// A job without blocks or threads, or a block that no SM holds.
+    #[error("A job needs 1 or more blocks, of threads that one SM holds")]
+    NoBlocks,
+}
+
+/// A job on a GPU, for its release.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// The GPU.
+    pub gpu: usize,
+    job: Job,
+    /// Blocks on each SM, by [`Rule::Exact`].
+    on_sms: Vec<u32>,
+}
+
+#[derive(Clone, Debug)]
+struct Gpu {
+    size: GpuSize,
+    used_bytes: u64,
+    used_warps: u64,
+    jobs: u32,
+    /// Blocks and warps on each SM.
+    on_sms: Vec<(u32, u32)>,
+    next_sm: usize,
+}
+
+/// The GPUs of a host.
+#[derive(Clone, Debug)]
+pub struct Fleet {
+    gpus: Vec<Gpu>,
+    next_gpu: usize,
+}
+
+impl Fleet {
+    /// Idle GPUs of these sizes.
+    pub fn new(sizes: &[GpuSize]) -> Self {
+        let gpu = |size: &GpuSize| Gpu {
+            size: *size,
+            used_bytes: 0,
+            used_warps: 0,
+            jobs: 0,
+            on_sms: vec![(0, 0); size.sms as usize],
+            next_sm: 0,
+        };
+        Self {
+            gpus: sizes.iter().map(gpu).collect(),
+            next_gpu: 0,
+        }
+    }
+
+    /// Places a job; none if it has to wait.
+    ///
+    /// # Errors
+    /// If it can never be placed. [`Rule::RoundRobin`] does not look at memory.
+    pub fn place(&mut self, rule: Rule, job: Job) -> Result<Option<Placed>, PlaceError> {
+        let holds = |gpu: &Gpu| {
+            gpu.size.sms > 0 && gpu.size.blocks > 0 && job.warps_of_block() <= gpu.size.warps
+        };
+        if job.blocks == 0 || job.threads == 0 || !self.gpus.iter().any(holds) {
+            return Err(PlaceError::NoBlocks);
+        }
+        let fits = |gpu: &Gpu| holds(gpu) && job.memory_bytes <= gpu.size.memory_bytes;
+        let candidates = match rule {
+            Rule::MemoryOnly => &self.gpus[..1],
+            _ => &self.gpus[..],
+        };
+        if !matches!(rule, Rule::RoundRobin(_)) && !candidates.iter().any(fits) {
+            return Err(PlaceError::TooLarge(job.memory_bytes));
+        }
+        let has_memory = |gpu: &Gpu| {
+            fits(gpu) && job.memory_bytes <= gpu.size.memory_bytes.saturating_sub(gpu.used_bytes)
+        };
+        let with_memory = || (0..self.gpus.len()).filter(|place| has_memory(&self.gpus[*place]));
+        let warps = |place: &usize| self.gpus[*place].used_warps;
+        let mut on_sms = Vec::new();
+        let chosen = match rule {
+            Rule::Exact => with_memory().find(|place| {
+                let slots = self.gpus[*place].slots(&job);
+                slots.is_some_and(|slots| {
+                    on_sms = slots;
+                    true
+                })
+            }),
+            Rule::Fewest => with_memory().min_by_key(warps),
+            Rule::FewestPrinted => {
+                let (mut chosen, mut least) = (None, 0);
+                for place in with_memory() {
+                    if least < warps(&place) {
+                        (chosen, least) = (Some(place), warps(&place));
+                    }
+                }
+                chosen
+            }
+            Rule::RoundRobin(most) => {
+                let all = self.gpus.len();
+                let turn = (0..all).map(|offset| (self.next_gpu + offset) % all);
+                let chosen = turn.into_iter().find(|place| self.gpus[*place].jobs < most);
+                self.next_gpu = chosen.map_or(self.next_gpu, |place| (place + 1) % all);
+                chosen
+            }
+            Rule::Alone => with_memory().find(|place| self.gpus[*place].jobs == 0),
+            Rule::MemoryOnly => with_memory().next().filter(|place| *place == 0),
+        };
+        Ok(chosen.map(|gpu| {
+            let placed = Placed { gpu, job, on_sms };
+            self.gpus[gpu].commit(&placed);
+            placed
+        }))
+    }
+
+    /// Gives back what a job had.
+    pub fn release(&mut self, placed: &Placed) {
+        let gpu = &mut self.gpus[placed.gpu];
+        gpu.used_bytes -= placed.job.memory_bytes;
+        gpu.used_warps -= placed.job.warps();
+        gpu.jobs -= 1;
+        let warps = placed.job.warps_of_block();
+        for (sm, blocks) in gpu.on_sms.iter_mut().zip(&placed.on_sms) {
+            *sm = (sm.0 - blocks, sm.1 - blocks * warps);
+        }
+    }
+
+    /// Memory in use, and whether it is more than the GPU has.
+    pub fn memory(&self, gpu: usize) -> (u64, bool) {
+        let of = &self.gpus[gpu];
+        (of.used_bytes, of.used_bytes > of.size.memory_bytes)
+    }
+
+    /// Warps in use of each GPU.
+    pub fn warps(&self) -> Vec<u64> {
+        self.gpus.iter().map(|gpu| gpu.used_warps).collect()
+    }
+
+    /// The most blocks and warps on one SM of a GPU, by [`Rule::Exact`].
+    pub fn fullest_sm(&self, gpu: usize) -> (u32, u32) {
+        let on_sms = self.gpus[gpu].on_sms.iter();
+        on_sms.fold((0, 0), |most, sm| (most.0.max(sm.0), most.1.max(sm.1)))
+    }
+}
+
+impl Gpu {
+    /// Blocks on each SM, one by one in turn over SMs with room; none if they do not all fit. A
+    /// kernel that is larger than the GPU needs all of its slots.
+    fn slots(&self, job: &Job) -> Option<Vec<u32>> {
+        let warps = job.warps_of_block();
+        let of_sm = self.size.blocks.min(self.size.warps / warps);
+        let blocks = job.blocks.min(of_sm.saturating_mul(self.size.sms));
+        let mut slots = vec![0; self.on_sms.len()];
+        let room = |place: usize, own: u32| {
+            let (in_use, used_warps) = self.on_sms[place];
+            in_use + own < self.size.blocks && used_warps + (own + 1) * warps <= self.size.warps
+        };
+        let mut next = self.next_sm;
+        for _ in 0..blocks {
+            let all = self.on_sms.len();
+            let mut turn = (0..all).map(|offset| (next + offset) % all);
+            let place = turn.find(|place| room(*place, slots[*place]))?;
+            slots[place] += 1;
+            next = (place + 1) % all;
+        }
+        Some(slots)
+    }
+
+    fn commit(&mut self, placed: &Placed) {
+        self.used_bytes += placed.job.memory_bytes;
+        self.used_warps += placed.job.warps();
+        self.jobs += 1;
+        let warps = placed.job.warps_of_block();
+        for (sm, blocks) in self.on_sms.iter_mut().zip(&placed.on_sms) {
+            *sm = (sm.0 + blocks, sm.1 + blocks * warps);
+        }
+        let last = placed.on_sms.iter().rposition(|blocks| *blocks > 0);
+        self.next_sm = last.map_or(self.next_sm, |last| (last + 1) % self.on_sms.len());
+    }
+}
