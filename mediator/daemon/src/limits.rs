@@ -4,9 +4,8 @@
 //! [`LimitError`] that names the bound. [`rows`] is the one table: each resource is one row.
 //!
 //! Invariants: what is in use never exceeds a bound. A row's bound for one account is at most half
-//! of the bound for all, and the last quarter of each row is for holders of root and of the
-//! daemon's own user. A row with a rate is emptied each minute; what was taken of it is never given
-//! back before.
+//! of the bound for all. The last quarter of each row is for root and the daemon's own user. A row
+//! with a rate is emptied each minute; what was taken of it is never given back before.
 //!
 //! Callers: admission, mailboxes, memory, connections and log lines of the daemon; the API for its
 //! connections and streams. The lock is an innermost one.
