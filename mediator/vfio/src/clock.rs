@@ -23,6 +23,8 @@ struct State {
     reported: Moment,
     /// Added to times of the device: what its clock showed before it began anew, in nanoseconds.
     shift_ns: u64,
+    /// When that was; zero at first.
+    anew: Moment,
 }
 
 /// The estimate of the clock.
@@ -37,6 +39,7 @@ impl Clock {
             read: Instant::now(),
             reported: at,
             shift_ns: 0,
+            anew: Moment(0),
         }))
     }
 
@@ -59,9 +62,15 @@ impl Clock {
         state.read.elapsed().as_nanos() as u64 > STALE.0
     }
 
-    /// A time of the device on this clock.
+    /// A time of the device on this clock. What it recorded before it began anew is still so then.
     pub(super) fn shifted(&self, at: Moment) -> Moment {
-        Moment(at.0.saturating_add(self.lock().shift_ns))
+        let state = self.lock();
+        Moment(at.0.saturating_add(state.shift_ns)).max(state.anew)
+    }
+
+    /// What is added to times of the device.
+    pub(super) fn shift_ns(&self) -> u64 {
+        self.lock().shift_ns
     }
 
     /// The device's clock began anew, or goes on, and shows `at`. This clock goes on.
@@ -69,6 +78,7 @@ impl Clock {
         let mut state = self.lock();
         let now = state.extrapolate(Instant::now()).max(state.reported);
         state.shift_ns = now.0.saturating_sub(at.0);
+        state.anew = now;
         state.at = Moment(at.0 + state.shift_ns);
         state.read = Instant::now();
     }

@@ -65,6 +65,12 @@ impl Tenants {
         }
     }
 
+    /// Address and bytes of each window.
+    pub(super) fn mapped(&self) -> impl Iterator<Item = (u64, u64)> {
+        let windows = self.windows.values().flat_map(|windows| &windows.list);
+        windows.map(|[_, iova, bytes]| (*iova, *bytes))
+    }
+
     pub(super) fn tenant(&mut self, tenant: TenantId) -> Result<&mut Tenant, Refusal> {
         self.known.get_mut(&tenant).ok_or_else(|| Refusal {
             code: ErrorCode::BadArgument,

@@ -43,12 +43,16 @@ impl VfioGpu {
         let time = Moment(self.admin.read64(regs::TIME)?);
         self.clock.begin_anew(time);
         if let Some(demand) = &self.demand {
-            let shift_ns = self.clock.shifted(Moment(0)).0;
+            let shift_ns = self.clock.shift_ns();
             let mut reader = demand.lock().unwrap_or_else(PoisonError::into_inner);
             reader.begin_anew(shift_ns);
         }
-        self.bus
-            .dma_map(AREA_IOVA.into(), self.admin.area.region())?;
+        let (iova, area) = (AREA_IOVA.into(), self.admin.area.region());
+        // The IOMMU keeps mappings over a reset; behind another server there are none.
+        for (iova, bytes) in before.mapped().chain([(iova, area.size() as u64)]) {
+            let _ = self.bus.dma_unmap(iova, bytes);
+        }
+        self.bus.dma_map(iova, area)?;
         if let Some(notices) = &self.notices {
             notices.connect(&*self.bus, &self.admin)?;
         }
