@@ -106,7 +106,7 @@ pub(super) struct State {
     pub(super) starting: BTreeMap<String, TenantId>,
     pub(super) ledger_errors: u64,
     pub(super) timings: Timings,
-    /// Debts of an earlier run whose tenants have not come back.
+    /// Debts of an earlier run that no tenant has come back for.
     debts: Vec<debts::KeptDebt>,
     /// Writes charges to the disk, if configured.
     recorder: Option<Recorder>,
