@@ -118,12 +118,13 @@ pub trait Bus: Send + Sync + fmt::Debug {
     /// [`BusError::Dma`].
     fn dma_unmap(&self, iova: u64, bytes: u64) -> Result<(), BusError>;
 
-    /// Connects again to a device that failed; DMA mappings and vectors of before are gone.
+    /// Connects again to a device that failed. Returns whether it is another connection, with which
+    /// DMA mappings and vectors of before are gone.
     ///
     /// # Errors
     /// If there is no device yet.
-    fn reconnect(&self) -> Result<(), BusError> {
-        Ok(())
+    fn reconnect(&self) -> Result<bool, BusError> {
+        Ok(false)
     }
 
     /// Short description of the device.

@@ -184,13 +184,13 @@ impl Bus for UserBus {
             })
     }
 
-    fn reconnect(&self) -> Result<(), BusError> {
+    fn reconnect(&self) -> Result<bool, BusError> {
         let next = Server::connect(&self.path).map_err(|error| BusError::Open {
             what: format!("No device is served at {}", self.path.display()),
             source: io::Error::other(error),
         })?;
         *self.server() = next;
-        Ok(())
+        Ok(true)
     }
 
     fn describe(&self) -> String {

@@ -4,7 +4,7 @@
 use std::sync::PoisonError;
 
 use turnstile_abi::physical::{VECTORS, regs};
-use turnstile_accounting::Moment;
+use turnstile_accounting::{Moment, TenantId};
 
 use super::{AREA_IOVA, VfioGpu};
 use crate::area;
@@ -27,7 +27,7 @@ impl VfioGpu {
 
     /// Takes a device that failed: all contexts are gone, and its clock and logs begin anew.
     pub(super) fn take_again(&self) -> Result<(), StartError> {
-        self.bus.reconnect()?;
+        let is_new = self.bus.reconnect()?;
         let version = identify(&*self.bus, &self.admin)?;
         // A device of other abilities is refused: the daemon was started for the first.
         if capabilities(&self.admin, version)? != self.capabilities {
@@ -36,6 +36,14 @@ impl VfioGpu {
         self.admin.write32(regs::RESET, 1)?;
         let map = status_page(&*self.bus)?;
         *self.status.write().unwrap_or_else(PoisonError::into_inner) = map;
+        if !is_new {
+            // The device was reset: it uses none of this memory any more.
+            let _ = self.bus.dma_unmap(AREA_IOVA.into(), area::BYTES);
+            let tenants: Vec<TenantId> = self.tenants().known.keys().copied().collect();
+            for tenant in tenants {
+                self.clear_away(tenant);
+            }
+        }
         let vectors = self.notices.as_ref().map_or(VECTORS, |_| notices::VECTOR);
         let before = std::mem::replace(&mut *self.tenants(), Tenants::new(vectors));
         self.admin.area.clear();
