@@ -124,7 +124,7 @@ pub fn rows(tenants_max: u64) -> [Row; ROWS] {
             connections / 2,
             connections,
         ),
-        row(R::Admissions, "admissions", "VMs in admission", 1, 16, 32),
+        row(R::Admissions, "admissions", "VMs in admission", 1, 32, 64),
         row(
             R::Requests,
             "requests",

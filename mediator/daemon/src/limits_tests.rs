@@ -66,7 +66,7 @@ fn the_last_quarter_is_for_root() {
         let mut held = Vec::new();
         let mut fill = |trusted: bool, max: u64| {
             let mut left = max;
-            for number in 0.. {
+            for number in if trusted { 50_000.. } else { 0.. } {
                 let one = holder(&format!("{trusted}{number}"), number, trusted);
                 let amount = left.min(row.tenant);
                 let Ok(one) = limits.take(row.resource, &one, amount) else {
