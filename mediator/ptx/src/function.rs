@@ -1,9 +1,9 @@
 //! Device functions: signatures and frames.
 //!
-//! A function's frame lies in the thread's local memory: parameters, then results, then what its
-//! body declares. The caller stores arguments to where the frame will begin, and reads results from
-//! there. Each entry has its own copy of the functions that it reaches; they share registers where
-//! they do not call each other.
+//! The frame of a function is in the thread's local memory: parameters, results, then the
+//! variables of its body. The caller stores arguments to where the frame will begin, and reads
+//! results from the same place. Each entry has its own copy of the functions that it reaches.
+//! Functions that do not call each other share registers.
 
 use super::entry::{Layout, Limits};
 use super::error::LoadError;
@@ -61,7 +61,7 @@ pub(super) struct Function<'a> {
 pub(super) struct Functions<'a> {
     list: Vec<Function<'a>>,
     names: HashMap<&'a str, u32>,
-    /// Functions whose address is in a variable.
+    /// Functions with an address in a variable.
     pub(super) taken: Vec<u32>,
 }
 
@@ -216,7 +216,7 @@ fn formals<'a>(parser: &mut Parser<'a>) -> Result<Vec<(u32, Formal<'a>, u32)>, L
 /// Most parameters of a function.
 const MAX_FORMALS: usize = 128;
 
-/// Bytes of a frame whose variables take `bytes`.
+/// Bytes of a frame with variables of `bytes`.
 pub(super) fn frame_bytes(bytes: u64) -> u32 {
     // CAST: local memory is limited to far less.
     (bytes.next_multiple_of(16) as u32).max(MIN_FRAME_BYTES)

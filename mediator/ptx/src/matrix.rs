@@ -145,7 +145,7 @@ pub(super) enum Layout {
     /// `mma.sync.m8n8k4` of halves: each eight lanes have matrices of their own. Whether A and B
     /// are stored by rows.
     Octets { a_rows: bool, b_rows: bool },
-    /// `wmma`, whose layout is not visible: in the order of the rows.
+    /// `wmma`: the layout is not visible, here it is the order of the rows.
     Rows,
 }
 

@@ -16,7 +16,7 @@ pub(super) enum Kind {
     HalfPair,
     /// `bf16x2`.
     BrainPair,
-    /// `tf32`: a single whose fraction has 10 bits.
+    /// `tf32`: a single with a fraction of 10 bits.
     Tensor,
     /// `e4m3x2` and `e5m2x2`: two in 16 bits.
     FourPair,

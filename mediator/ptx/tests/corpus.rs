@@ -287,10 +287,63 @@ fn survey(root: &Path) -> Counts {
     counts
 }
 
+/// Right cases by folder; all of a folder's cases are right.
+const RIGHT: [(&str, usize); 8] = [
+    ("G_sm75", 55),
+    ("O3_sm75", 88),
+    ("clang_sm75", 40),
+    ("math_sm75", 83),
+    ("numba_sm75", 6),
+    ("triton_sm75", 3),
+    ("triton_sm80", 4),
+    ("triton_sm90", 4),
+];
+
 #[test]
-fn corpus() {
+fn what_compilers_write_is_accepted_and_right() {
     if let Ok(folder) = std::env::var("PTX_CORPUS") {
         survey(Path::new(&folder));
         return;
     }
+    let counts = survey(&folder());
+    for (group, right) in RIGHT {
+        assert_eq!(counts.get(group), Some(&[right, 0, 0]), "{group}");
+    }
+    assert_eq!(counts.len(), RIGHT.len());
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../images/kernels/corpus/cases")
+}
+
+/// A form in a kernel with a register of each kind; `forms.py` has the same.
+fn form(instruction: &str) -> String {
+    format!(
+        ".version 7.8\n.target sm_90\n.address_size 64\n\
+         .global .align 16 .u32 gv[4] = {{1, 2, 3, 4}};\n.const .align 4 .u32 cv = 99;\n\
+         .visible .entry k(.param .u64 p)\n{{\n.reg .pred %p<8>; .reg .b16 %h<16>; .reg .b32 %r<32>;\n\
+         .reg .b64 %d<32>; .reg .f32 %f<16>; .reg .f64 %g<16>;\n\
+         .shared .align 16 .b8 sm[1024]; .local .align 16 .b8 lo[256];\n\
+         ld.param.u64 %d1, [p]; mov.u32 %r1, 0x12345678; mov.u32 %r2, 5; mov.u32 %r3, 0x00abcdef;\n\
+         mov.u32 %r5, sm; mov.u64 %d5, lo; mbarrier.init.shared.b64 [sm], 1;\n\
+         {instruction};\nEND: ret;\n}}\n"
+    )
+}
+
+#[test]
+fn each_legal_form_is_accepted_and_runs() {
+    let list = std::fs::read_to_string(folder().join("forms.txt")).unwrap();
+    let mut wrong = Vec::new();
+    for line in list.lines() {
+        let (refused, instruction) = (line.starts_with('-'), &line[1..]);
+        let head = "launch k 1 1 1 32 1 1 0\nzero 8192\n";
+        let refuse = if refused { "refuse\n" } else { "" };
+        let text = format!("{head}{refuse}---\n{}", form(instruction));
+        match run(&text) {
+            Verdict::Right => {}
+            Verdict::Refused(why) | Verdict::Wrong(why) => wrong.push(format!("{line}: {why}")),
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(list.lines().count() > 3000);
 }

@@ -1,8 +1,8 @@
 //! Calls: frames of a warp's lanes, and the registers that a call keeps in local memory.
 //!
-//! Each group of lanes has a chain of frames; groups join only if they have the same one. A frame is
-//! given back when its last lane returns or exits, so there are at most as many as lanes times the
-//! depth that local memory allows.
+//! Each group of lanes has a chain of frames. Groups join only if they have the same chain. A frame
+//! is freed when its last lane returns or exits, so the number of frames is at most the number of
+//! lanes times the depth that local memory allows.
 
 use super::super::LANES;
 use super::super::code::{Call, CallTarget, Saved};
@@ -20,7 +20,7 @@ pub(super) struct Frame {
     pub(super) depth: u32,
     /// Lanes that have not returned.
     lanes: u32,
-    /// Program counter after the call, and the call, whose registers are restored there.
+    /// Program counter after the call, and the call itself.
     back: u32,
     site: u32,
     /// First byte, and first byte after the frame.

@@ -75,12 +75,7 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
             MatrixOp::Transpose => {
                 let mut tile = [[0; 8]; 8];
                 self.spread(warp, args.s[0], &mut tile);
-                let mut turned = [[0; 8]; 8];
-                for (row, values) in tile.iter().enumerate() {
-                    for (column, value) in values.iter().enumerate() {
-                        turned[column][row] = *value;
-                    }
-                }
+                let turned = transposed(&tile);
                 warp.write_words(args.d[0], &collect(&turned), exec);
                 Ok(())
             }
@@ -347,15 +342,13 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
         for (number, source) in args.s.iter().enumerate() {
             let mut tile = [[0; 8]; 8];
             self.spread(warp, *source, &mut tile);
-            for row in 0..8 {
+            if transpose {
+                tile = transposed(&tile);
+            }
+            for (row, values) in tile.iter().enumerate() {
                 let lane = (number * 8 + row) % LANES;
                 let mut raw = [0; 16];
-                for (column, pair) in raw.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-                    let value = if transpose {
-                        tile[column][row]
-                    } else {
-                        tile[row][column]
-                    };
+                for (pair, value) in raw.as_chunks_mut::<2>().0.iter_mut().zip(values) {
                     *pair = value.to_le_bytes();
                 }
                 self.lane_store(warp, lane, (space, va[lane]), &raw)
@@ -421,6 +414,11 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
         }
         Ok(())
     }
+}
+
+/// A tile with rows and columns exchanged.
+fn transposed(tile: &[[u16; 8]; 8]) -> [[u16; 8]; 8] {
+    std::array::from_fn(|row| std::array::from_fn(|column| tile[column][row]))
 }
 
 /// Each lane's two neighbours of a tile.

@@ -15,14 +15,14 @@ const STACK_BYTES: u64 = 32 << 10;
 /// Register slots by file: words, doubles, predicates.
 type Slots = [u16; 3];
 
-/// Who is called.
+/// The target of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Callee {
     Function(u32),
     Address,
 }
 
-/// A function whose code is in the entry.
+/// A function with code in the entry.
 #[derive(Debug, Default)]
 struct Placed {
     start: u32,
@@ -30,7 +30,7 @@ struct Placed {
     first: Slots,
 }
 
-/// A call whose target is resolved at the end.
+/// A call; its target is resolved at the end.
 #[derive(Debug)]
 struct Site {
     caller: Option<u32>,
@@ -53,7 +53,7 @@ pub(super) struct Calls<'a> {
     ends: HashMap<Option<u32>, Slots>,
     frames: HashMap<Option<u32>, u32>,
     entry_bytes: u64,
-    /// Functions whose address is taken.
+    /// Functions with an address that is used.
     taken: Vec<u32>,
     /// Whether the functions that are read now may only be reached by address.
     by_address: bool,

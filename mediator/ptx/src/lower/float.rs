@@ -60,7 +60,7 @@ impl<'a> Builder<'a, '_> {
                 float(&format!("{name}.ftz"), ty, false, sat)
             }
             (true, false) => float(name, ty, ftz, sat),
-            (true, true) if !sat && !(ftz && exact) => half(name, ty),
+            (true, true) if !(sat || ftz && exact) => half(name, ty),
             _ => None,
         };
         if let Some(kernel) = kernel {
@@ -80,7 +80,7 @@ impl<'a> Builder<'a, '_> {
         self.controlled(kernel, ty, control, operands, name == "rcp")
     }
 
-    /// A kernel whose last operand is the control word; a reciprocal is a quotient of 1.
+    /// A kernel with the control word as its last operand; a reciprocal is a quotient of 1.
     fn controlled(
         &mut self,
         kernel: super::Lanewise,

@@ -112,7 +112,7 @@ impl<'a> Builder<'a, '_> {
                 },
             },
         };
-        // A function's parameters are in its frame, whose address is of local memory.
+        // The parameters of a function are in its frame, which is local memory.
         if space == Space::Param && self.in_function() {
             space = Space::Local;
         }

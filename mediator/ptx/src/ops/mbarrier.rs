@@ -1,6 +1,7 @@
-//! The object of `mbarrier` (PTX ISA 9.7.13.15): bits 0 to 19 are the arrivals that are still
-//! expected in this phase, 20 to 39 those of each phase, 40 to 61 the bytes that are expected, and
-//! bit 63 is the phase.
+//! The object of `mbarrier` (PTX ISA 9.7.13.15), a word of 64 bits.
+//!
+//! Bits 0 to 19 are the arrivals that are still expected in this phase, 20 to 39 those of each
+//! phase. Bits 40 to 61 are the bytes that are expected. Bit 63 is the phase.
 
 const COUNT: u64 = (1 << 20) - 1;
 const BYTES: u64 = (1 << 22) - 1;

@@ -262,7 +262,7 @@ fn packed(video: Video, a: u32, b: u32, c: u32) -> u32 {
     }
 }
 
-/// `vmad`: a product of parts, negated where asked, plus `c` (and 1), shifted and saturated.
+/// `vmad`: a product of parts plus `c` (and 1), with their signs, shifted and saturated.
 pub(crate) fn multiply_add(a: u64, b: u64, c: u64, control: u64) -> u64 {
     let flag = |at: u32| (control >> at) & 1 == 1;
     let (signed_a, signed_b, saturate, negative_product, negative_c, plus_one) =

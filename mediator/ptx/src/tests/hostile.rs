@@ -25,7 +25,39 @@ fn survive(text: &str) {
 }
 
 /// Words from which almost-valid bodies are made.
-const PIECES: [&str; 64] = [
+const PIECES: [&str; 96] = [
+    "call",
+    "(%r1)",
+    "f",
+    "(%rd1)",
+    "proto",
+    ".callprototype",
+    "brx.idx",
+    ".branchtargets",
+    "match.any.sync.b32",
+    "redux.sync.add.s32",
+    "elect.sync",
+    "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32",
+    "wmma.load.a.sync.aligned.row.m16n16k16.f16",
+    "ldmatrix.sync.aligned.m8n8.x2.shared.b16",
+    "cp.async.ca.shared.global",
+    "mbarrier.arrive.shared.b64",
+    "fma.rz",
+    ".f16x2",
+    ".bf16",
+    "vadd4.u32.u32.u32",
+    "cvt.rn.satfinite.e4m3x2.f32",
+    "{%f1, %f2, %f3, %f4}",
+    "[%r1]",
+    "(1 << 3)",
+    "-(",
+    "? 1",
+    "alloca.u64",
+    "16",
+    "set.lt.f16x2",
+    "prmt.b32.ecl",
+    "lop3.or.b32",
+    "%r1|%p1",
     "add",
     "sub",
     "mul",
@@ -101,9 +133,9 @@ proptest! {
     }
 
     #[test]
-    fn random_pieces(picks in prop::collection::vec((0usize..64, any::<bool>()), 0..120)) {
+    fn random_pieces(picks in prop::collection::vec((0usize..96, any::<bool>()), 0..120)) {
         let body: String = picks.iter().map(|(i, space)| format!("{}{}", PIECES[*i], if *space { " " } else { "" })).collect();
-        survive(&program(&body));
+        survive(&format!("{}.func f(.reg .b32 x) {{ ret; }}\n", program(&body)));
     }
 
     #[test]
@@ -171,7 +203,7 @@ proptest! {
 fn great_depths_and_lengths() {
     survive(&"{".repeat(1 << 20));
     survive(&program(&"{".repeat(1 << 16)));
-    survive(&format!("{}{}", program(""), ".func f {".repeat(1 << 16)));
+    survive(&format!("{}{}", program(""), ".func f() {".repeat(1 << 16)));
     survive(&program(&format!("mov.u32 %r1, {};", "9".repeat(1 << 16))));
     survive(&program(&format!(
         "mov.u32 %r1, %r{};",

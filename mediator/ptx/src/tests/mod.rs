@@ -1,6 +1,7 @@
 //! Whole programs: the repository's kernels and hand-written PTX.
 
 mod control;
+mod functions;
 mod hostile;
 mod instructions;
 mod kernels;
