@@ -13,11 +13,11 @@ use turnstile_accounting::Moment;
 use turnstile_accounting::share::{Claim, shares, water_fill};
 use turnstile_gpu::Suspend;
 
-use crate::guest::Load;
-use crate::laws::Violation;
+use crate::daemon_loop::guest::Load;
+use crate::daemon_loop::laws::Violation;
+use crate::daemon_loop::world::{Outcome, Participant, Setup, run};
 use crate::result::{Failure, Parameters, Quantity, Report};
 use crate::seeds::{Seeds, over_seeds};
-use crate::world::{Outcome, Participant, Setup, run};
 
 /// Length of a run; the first second does not count.
 pub const END: Moment = Moment(4_000_000_000);

@@ -11,12 +11,12 @@
 use turnstile_accounting::{Moment, Nanos};
 use turnstile_gpu::Suspend;
 
-use crate::guest::{Lengths, Load};
-use crate::laws::Violation;
+use crate::daemon_loop::MeterSetup;
+use crate::daemon_loop::guest::{Lengths, Load};
+use crate::daemon_loop::laws::Violation;
+use crate::daemon_loop::world::{Participant, Setup, run};
 use crate::result::{Failure, Parameters, Quantity, Report};
 use crate::seeds::{Seeds, over_seeds};
-use crate::setup::MeterSetup;
-use crate::world::{Participant, Setup, run};
 
 /// Length of a run; the first second does not count.
 pub const END: Moment = Moment(6_000_000_000);

@@ -65,8 +65,8 @@ fn cost_of_polls(
 ) -> Result<f64, Failure> {
     use turnstile_accounting::{Moment, Nanos};
 
-    use crate::guest::{Lengths, Load};
-    use crate::world::{MeterSetup, Participant, Setup, run};
+    use crate::daemon_loop::guest::{Lengths, Load};
+    use crate::daemon_loop::world::{MeterSetup, Participant, Setup, run};
 
     let load = |of: &Program| Load::Program {
         kernels_ns: of.kernels_ns.iter().map(|ns| Nanos(*ns)).collect(),
