@@ -7,7 +7,7 @@ use Kind::{Bound, Exact, Shape};
 macro_rules! world {
     ($run:path) => {{
         #[cfg(feature = "world")]
-        let run = Some($run as fn(&Seeds) -> Result<Report, Failure>);
+        let run = Some($run as RunExperiment);
         #[cfg(not(feature = "world"))]
         let run = None;
         run
@@ -21,7 +21,7 @@ const fn row(
     kind: Kind,
     seeds: u64,
     verdict: Option<Verdict>,
-    run: Option<fn(&Seeds) -> Result<Report, Failure>>,
+    run: Option<RunExperiment>,
 ) -> Experiment {
     Experiment {
         id,
