@@ -68,7 +68,7 @@ proptest! {
         speed in 0.51f64..0.99, remaining in 0.0f64..100.0, executed in 0.0f64..100.0,
         migration in 0.1f64..50.0, waited in 0.0f64..20.0,
     ) {
-        let pair = Pair { a_alone: 400.0, b_alone: 400.0, asked: 100.0, speed };
+        let pair = Pair { a_alone: 400.0, b_alone: 400.0, requested: 100.0, speed };
         let block = Block { remaining, executed, migration };
         let limits = Thresholds::new(speed);
         let cost = |take| pair.cost(take, &block);

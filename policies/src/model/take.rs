@@ -1,8 +1,8 @@
 //! How program B gets an SM that program A runs on: wait, terminate, or migrate (A3.4).
 //!
-//! A starts at 0, B asks for the SM at `asked`. Both run at speed S while they share. The cost is
-//! the time from A's start to the end of both. The three costs are a consistent set: A works at S
-//! during its migration, as in the paper's appendix A.
+//! A starts at 0, B requests the SM at `requested`. Both run at speed S while they share. The cost
+//! is the time from A's start to the end of both. The three costs are a consistent set: A works at
+//! S during its migration, as in the paper's appendix A.
 //!
 //! Laws: the thresholds agree with the costs; if B ends first, waiting is best; no choice waits
 //! beyond the time-out.
@@ -25,8 +25,8 @@ pub struct Pair {
     pub a_alone: f64,
     /// Time of B alone.
     pub b_alone: f64,
-    /// When B asks for the SM.
-    pub asked: f64,
+    /// When B requests the SM.
+    pub requested: f64,
     /// Speed of either while they share, above 0.5 and below 1.
     pub speed: f64,
 }
@@ -46,7 +46,7 @@ impl Pair {
     /// The cost of a choice if A ends first.
     pub fn cost(&self, take: Take, block: &Block) -> f64 {
         let s = self.speed;
-        let least = self.asked + self.b_alone + (self.a_alone - self.asked) * (1.0 - s) / s;
+        let least = self.requested + self.b_alone + (self.a_alone - self.requested) * (1.0 - s) / s;
         least
             + match take {
                 Take::Wait => (2.0 - 1.0 / s) * block.remaining,
@@ -93,7 +93,7 @@ impl Thresholds {
     }
 }
 
-/// What is known of the block when the SM is asked for.
+/// What is known of the block when the SM is requested.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Known {
     /// Predicted remaining time, from blocks of the same kernel that have ended.

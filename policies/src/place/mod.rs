@@ -3,9 +3,9 @@
 //! In: jobs with memory, blocks and threads of a block. Out: the GPU of each, or that it waits.
 //! [`Fleet`] keeps what is in use; a [`Rule`] chooses. [`tasks`] groups launches into jobs.
 //!
-//! Laws: no rule but [`Rule::RoundRobin`] commits more memory than a GPU has; [`Rule::Exact`] commits
-//! no more blocks and warps than an SM holds, and a failed attempt changes nothing; release gives
-//! back what was committed.
+//! Laws: no rule but [`Rule::RoundRobin`] commits more memory than a GPU has. [`Rule::Exact`]
+//! commits no more blocks and warps than an SM holds. A failed attempt changes nothing, and a
+//! release gives back what was committed.
 
 mod fleet;
 pub mod tasks;

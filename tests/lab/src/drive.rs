@@ -151,7 +151,7 @@ fn neon(engine: &mut Engine, traps: &mut [u64], schedules: bool, end_ns: u64) {
     while engine.now_ns() < end_ns {
         drain(engine, tenants, end_ns);
         let mut season_ns = 0;
-        for tenant in 0..tenants {
+        for (tenant, trapped) in traps.iter_mut().enumerate() {
             if rule.is_held(tenant) {
                 season_ns += SAMPLE.0;
                 continue;
@@ -174,7 +174,7 @@ fn neon(engine: &mut Engine, traps: &mut [u64], schedules: bool, end_ns: u64) {
                 sample.commands += 1;
                 sample.sum += Nanos(ended.length_ns);
             }
-            traps[tenant] += sample.commands;
+            *trapped += sample.commands;
             rule.sampled(tenant, sample);
             season_ns += engine.now_ns() - begin;
         }

@@ -120,7 +120,7 @@ impl Engine {
         self.now_ns
     }
 
-    /// The program whose command runs.
+    /// The program that is on the engine.
     pub fn running(&self) -> Option<usize> {
         self.running.map(|(tenant, ..)| tenant)
     }

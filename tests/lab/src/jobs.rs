@@ -13,7 +13,7 @@ use crate::result::Failure;
 
 const GIB: u64 = 1 << 30;
 /// Part by which the load of others slows a job down. Fitted, so that kernels lose 1 to 4 %.
-const INTERFERENCE: f64 = 0.06;
+const INTERFERENCE: f64 = 0.08;
 /// Memory of large jobs in GiB, and of small ones. SOURCE: 10 and 7 sizes within the printed
 /// ranges; the sizes themselves are chosen.
 const LARGE_GIB: [f64; 10] = [4.2, 4.5, 5.0, 5.5, 6.0, 6.5, 7.5, 9.0, 11.0, 13.0];

@@ -23,6 +23,9 @@ const HEAD: [&str; 9] = [
     "reason",
 ];
 
+/// Widest line of prose on the page.
+const COLUMNS_MAX: usize = 100;
+
 /// An experiment that was run.
 #[derive(Debug)]
 pub struct Run {
@@ -227,6 +230,31 @@ pub fn page(runs: &[Run]) -> String {
         text.push('\n');
         text.push_str(&run.section());
     }
+    text.lines().map(wrapped).collect()
+}
+
+/// A line of prose as lines of at most [`COLUMNS_MAX`] columns. Tables and headings stay as they
+/// are.
+fn wrapped(line: &str) -> String {
+    if line.starts_with(['|', '#']) {
+        return format!("{line}\n");
+    }
+    let indent = if line.starts_with("- ") { "  " } else { "" };
+    let (mut text, mut column) = (String::new(), 0);
+    for word in line.split(' ') {
+        let length = word.chars().count();
+        if column > 0 && column + 1 + length > COLUMNS_MAX {
+            text.push('\n');
+            text.push_str(indent);
+            column = indent.len();
+        } else if column > 0 {
+            text.push(' ');
+            column += 1;
+        }
+        text.push_str(word);
+        column += length;
+    }
+    text.push('\n');
     text
 }
 

@@ -24,13 +24,7 @@ fn all_pass<T: Sync>(list: &[T], check: impl Fn(&T) -> Vec<String> + Sync) {
 #[test]
 fn throttles_beside_six_programs_get_their_part() {
     all_pass(&loga11::scenes(), |scene| {
-        let (throttle, busy) = match (scene.suspend, scene.jitter_us) {
-            // Less than 19: kernels collide, and each collision costs a pause of 100 to 200 us.
-            (Suspend::MidKernel, _) if scene.name.ends_with("half I/O") => (18.5, 94.0),
-            (Suspend::MidKernel, _) => (19.0, 94.0),
-            (_, 0) => (16.0, 83.0),
-            _ => (15.5, 81.5),
-        };
+        let (throttle, busy) = scene.promised();
         let case = format!(
             "{}, {:?}, {} us",
             scene.name, scene.suspend, scene.jitter_us

@@ -10,11 +10,11 @@ use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use turnstile_accounting::{Moment, Nanos};
 
-use crate::guest::{Lengths, Load};
-use crate::laws::Violation;
+use crate::daemon_loop::guest::{Lengths, Load};
+use crate::daemon_loop::laws::Violation;
+use crate::daemon_loop::world::{Outcome, Participant, Setup, run};
 use crate::result::{Failure, Parameters, Quantity, Report};
 use crate::seeds::{Seeds, over_seeds};
-use crate::world::{Outcome, Participant, Setup, run};
 
 /// Length of a run.
 pub const END: Moment = Moment(4_000_000_000);

@@ -99,6 +99,6 @@ impl Machine {
 /// Where the parameters are from.
 pub const PARAMETERS: Parameters = Parameters {
     paper: "GPUs, numbers of jobs, mixes, ranges of sizes, workers",
-    fitted: "compute shares of jobs and an interference of 6 % of the others' load, to the means of table IV (1 to 4 %)",
+    fitted: "compute shares of jobs and an interference of 8 % of the others' load, to the means of table IV (1 to 4 %)",
     chosen: "sizes within the ranges, lengths of 20 to 60 s",
 };

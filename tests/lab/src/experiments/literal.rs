@@ -3,12 +3,12 @@
 use turnstile_accounting::share::shares;
 use turnstile_accounting::{Moment, Nanos};
 
-use crate::guest::{Lengths, Load};
-use crate::laws::Violation;
+use crate::daemon_loop::MeterSetup;
+use crate::daemon_loop::guest::{Lengths, Load};
+use crate::daemon_loop::laws::Violation;
+use crate::daemon_loop::world::{Outcome, Participant, Setup, run};
 use crate::result::{Failure, Parameters, Quantity, Report};
 use crate::seeds::{Seeds, over_seeds};
-use crate::setup::MeterSetup;
-use crate::world::{Outcome, Participant, Setup, run};
 use turnstile_gpu::Suspend;
 
 /// Length of a run.

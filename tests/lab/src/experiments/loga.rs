@@ -2,12 +2,12 @@
 
 use turnstile_accounting::{Moment, Nanos};
 
-use crate::guest::{Lengths, Load};
-use crate::laws::Violation;
+use crate::daemon_loop::MeterSetup;
+use crate::daemon_loop::guest::{Lengths, Load};
+use crate::daemon_loop::laws::Violation;
+use crate::daemon_loop::world::{Outcome, Participant, Setup, run};
 use crate::result::{Failure, Parameters, Quantity, Report};
 use crate::seeds::{Seeds, over_seeds};
-use crate::setup::MeterSetup;
-use crate::world::{Outcome, Participant, Setup, run};
 
 /// Kernel lengths of both figures.
 pub const KERNELS_US: [u64; 10] = [100, 200, 300, 400, 500, 600, 700, 800, 900, 1_000];

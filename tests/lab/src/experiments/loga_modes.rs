@@ -75,8 +75,8 @@ pub fn report(_: &Seeds) -> Result<Report, Failure> {
     quantities.push({
         use turnstile_accounting::Moment;
 
-        use crate::guest::Load;
-        use crate::world::{Participant, Setup, run};
+        use crate::daemon_loop::guest::Load;
+        use crate::daemon_loop::world::{Participant, Setup, run};
 
         let tenants = [2_000, 200].map(|us| Participant::new(100, Load::program(us, 8, 0)));
         let outcome = run(Setup::new(0, Moment(1_000_000_000)), &tenants)?;

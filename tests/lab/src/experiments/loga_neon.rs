@@ -41,8 +41,8 @@ fn cost(programs: &[Program]) -> Result<(f64, f64), Failure> {
     Ok((free.part(0), (ratio - 1.0) * 100.0))
 }
 
-/// By arithmetic: of `tasks` samples of 1 ms and a free run of five times that, a program that
-/// always wants the engine has its own sample and its part `r` of the free run.
+/// The cost by arithmetic, in percent. A cycle has `tasks` samples of 1 ms, and a free run of five
+/// times that. A program that always wants the engine has one sample, and `part` of the free run.
 fn by_arithmetic(part: f64, tasks: f64) -> f64 {
     (6.0 * tasks * part / (5.0 * tasks * part + 1.0) - 1.0) * 100.0
 }
@@ -65,8 +65,8 @@ fn cost_of_polls(
 ) -> Result<f64, Failure> {
     use turnstile_accounting::{Moment, Nanos};
 
-    use crate::guest::{Lengths, Load};
-    use crate::world::{MeterSetup, Participant, Setup, run};
+    use crate::daemon_loop::guest::{Lengths, Load};
+    use crate::daemon_loop::world::{MeterSetup, Participant, Setup, run};
 
     let load = |of: &Program| Load::Program {
         kernels_ns: of.kernels_ns.iter().map(|ns| Nanos(*ns)).collect(),

@@ -72,6 +72,9 @@ impl Kind {
     }
 }
 
+/// The function of an experiment.
+pub type RunExperiment = fn(&Seeds) -> Result<Report, Failure>;
+
 /// One experiment.
 #[derive(Clone, Copy, Debug)]
 pub struct Experiment {
@@ -91,5 +94,5 @@ pub struct Experiment {
     /// The weakest verdict of its quantities.
     pub verdict: Option<Verdict>,
     /// Runs it; none if it is not built, or needs the feature `world`.
-    pub run: Option<fn(&Seeds) -> Result<Report, Failure>>,
+    pub run: Option<RunExperiment>,
 }

@@ -7,7 +7,7 @@ use Kind::{Bound, Exact, Shape};
 macro_rules! world {
     ($run:path) => {{
         #[cfg(feature = "world")]
-        let run = Some($run as fn(&Seeds) -> Result<Report, Failure>);
+        let run = Some($run as RunExperiment);
         #[cfg(not(feature = "world"))]
         let run = None;
         run
@@ -21,7 +21,7 @@ const fn row(
     kind: Kind,
     seeds: u64,
     verdict: Option<Verdict>,
-    run: Option<fn(&Seeds) -> Result<Report, Failure>>,
+    run: Option<RunExperiment>,
 ) -> Experiment {
     Experiment {
         id,
@@ -46,6 +46,7 @@ const fn unbuilt(
 
 const WITHIN: Option<Verdict> = Some(Verdict::Within);
 const EXACT: Option<Verdict> = Some(Verdict::Exact);
+const FITTED: Option<Verdict> = Some(Verdict::Fitted);
 const DIFFERS: Option<Verdict> = Some(Verdict::Differs);
 const SHAPE: Option<Verdict> = Some(Verdict::Shape);
 
@@ -60,7 +61,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ),
         Bound,
         1,
-        None,
+        SHAPE,
         Some(loga_neon::light_report),
     ),
     row(
@@ -72,7 +73,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ),
         Bound,
         1,
-        None,
+        SHAPE,
         Some(loga_neon::heavy_report),
     ),
     row(
@@ -84,7 +85,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ),
         Bound,
         1,
-        None,
+        WITHIN,
         Some(loga_neon::count_report),
     ),
     row(
@@ -95,7 +96,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
             "-",
         ),
         Bound,
-        10,
+        2,
         WITHIN,
         world!(loga::length_report),
     ),
@@ -103,7 +104,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         "loga-load",
         ("none", "load by the polled meter", "-"),
         Bound,
-        10,
+        2,
         WITHIN,
         world!(loga::load_report),
     ),
@@ -112,7 +113,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ("LoGA Fig. 9", "kernel length by two registers", "D"),
         Bound,
         10,
-        None,
+        FITTED,
         Some(loga_skew::length_report),
     ),
     row(
@@ -120,7 +121,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ("LoGA Fig. 10", "load by two registers", "D"),
         Bound,
         10,
-        None,
+        DIFFERS,
         Some(loga_skew::load_report),
     ),
     row(
@@ -132,7 +133,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ),
         Shape,
         1,
-        None,
+        SHAPE,
         Some(loga_11::report),
     ),
     row(
@@ -140,7 +141,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ("LoGA Fig. 11", "the same in the daemon's loop", "-"),
         Bound,
         1,
-        None,
+        WITHIN,
         world!(loga11::report),
     ),
     row(
@@ -152,7 +153,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ),
         Exact,
         5,
-        None,
+        WITHIN,
         Some(loga_cpu::report),
     ),
     row(
@@ -164,7 +165,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ),
         Bound,
         1,
-        None,
+        WITHIN,
         Some(loga_modes::report),
     ),
     row(
@@ -187,7 +188,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         "share",
         ("none", "share error against the fluid ideal", "-"),
         Bound,
-        100,
+        20,
         WITHIN,
         world!(share::report),
     ),
@@ -195,7 +196,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         "unfair",
         ("LoGA 2.2", "long commands against short ones", "-"),
         Bound,
-        10,
+        2,
         WITHIN,
         world!(unfair::report),
     ),
@@ -207,7 +208,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
             "-",
         ),
         Shape,
-        10,
+        2,
         SHAPE,
         world!(literal::report),
     ),
@@ -215,7 +216,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         "swap",
         ("none", "guests that own more memory than the card has", "-"),
         Exact,
-        100,
+        10,
         EXACT,
         world!(swap::report),
     ),
@@ -232,7 +233,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ("CASE Fig. 5, Table IV", "throughput of eight mixes", "W G"),
         Shape,
         20,
-        None,
+        FITTED,
         Some(case_5::report),
     ),
     row(
@@ -244,7 +245,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ),
         Shape,
         50,
-        None,
+        SHAPE,
         Some(case_crash::report),
     ),
     row(
@@ -252,7 +253,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ("CASE Table III", "turnaround of eight mixes", "W G"),
         Shape,
         20,
-        None,
+        DIFFERS,
         Some(case_5::turnaround_report),
     ),
     row(
@@ -260,7 +261,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ("CASE Fig. 4", "throughput of Alg. 3 over Alg. 2", "W G"),
         Shape,
         20,
-        None,
+        SHAPE,
         Some(case_5::rules_report),
     ),
     row(
@@ -272,7 +273,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ),
         Shape,
         20,
-        None,
+        SHAPE,
         Some(case_6::report),
     ),
     row(
@@ -373,7 +374,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ),
         Bound,
         1,
-        DIFFERS,
+        WITHIN,
         Some(li_model::report),
     ),
     row(

@@ -6,11 +6,11 @@ use turnstile_accounting::gps::{Arrival, FluidTenant, fluid_service};
 use turnstile_accounting::share::max_share_error_points;
 use turnstile_accounting::{Moment, Nanos};
 
-use crate::guest::{Lengths, Load};
-use crate::laws::Violation;
+use crate::daemon_loop::guest::{Lengths, Load};
+use crate::daemon_loop::laws::Violation;
+use crate::daemon_loop::world::{Outcome, Participant, Setup, run};
 use crate::result::{Failure, Parameters, Quantity, Report};
 use crate::seeds::{Seeds, over_seeds};
-use crate::world::{Outcome, Participant, Setup, run};
 
 /// Weights of the two that saturate; the others have 100.
 pub const WEIGHTS: [(u32, u32); 3] = [(100, 100), (300, 100), (900, 100)];

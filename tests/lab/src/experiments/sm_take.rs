@@ -5,11 +5,11 @@ use turnstile_policies::model::take::{Block, Known, Pair, Take, Thresholds, choo
 use crate::result::{Failure, Parameters, Quantity, Report};
 use crate::seeds::Seeds;
 
-/// Figure 5.8: times alone, when B asks, and the migration, in thousands of cycles.
+/// Figure 5.8: times alone, when B requests the SM, and the migration, in thousands of cycles.
 const PAIR: Pair = Pair {
     a_alone: 444.0,
     b_alone: 444.0,
-    asked: 148.0,
+    requested: 148.0,
     speed: 0.6,
 };
 const MIGRATION: f64 = 17.5;

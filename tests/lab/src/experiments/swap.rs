@@ -18,7 +18,7 @@ use turnstile_accounting::{Moment, Nanos};
 use turnstile_daemon::memory::MemoryKeeper;
 use turnstile_gpu::prelude::*;
 
-use crate::laws::{BrokenLaw, Violation};
+use crate::daemon_loop::laws::{BrokenLaw, Violation};
 use crate::result::{Failure, Parameters, Quantity, Report};
 use crate::seeds::{Seeds, over_seeds};
 use script::{ACTS, script};

@@ -23,7 +23,7 @@ use vm_memory::GuestAddress;
 
 use super::script::Act;
 use super::{GUESTS, broken};
-use crate::laws::BrokenLaw;
+use crate::daemon_loop::laws::BrokenLaw;
 
 /// Chunks that a guest may own.
 const OWN_CHUNKS: u64 = 4;
