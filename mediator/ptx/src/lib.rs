@@ -20,7 +20,10 @@
 //! they name. At intervals another group gets a turn, so that lanes which wait for each other
 //! through memory make progress (as on hardware since Volta).
 //!
-//! **Addresses.** A generic address is a GPU virtual address, except in three windows at the top of
+//! **Calls.** The frame of a function is in local memory, which bounds the depth of calls. Lanes
+//! within a call run before their callers; groups join only within the same call.
+//!
+//! **Addresses.** A generic address is a GPU virtual address, except in windows at the top of
 //! the 64-bit space: see [`SHARED_WINDOW`], [`LOCAL_WINDOW`], [`PARAM_WINDOW`].
 //!
 //! "PTX ISA" is NVIDIA's "Parallel Thread Execution ISA Version 9.0"; "PTX ISA, `x`" its
