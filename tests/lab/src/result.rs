@@ -170,6 +170,8 @@ impl Quantity {
             _ => format!("<= {}", number(most)),
         };
         let middle = match (least.is_finite(), most.is_finite()) {
+            // Of an error, none is best.
+            (true, true) if least == 0.0 => 0.0,
             (true, true) => (least + most) / 2.0,
             (true, false) => f64::MAX,
             _ => 0.0,
