@@ -41,7 +41,7 @@ pub(super) struct Common {
     pub(super) copies: Copies,
 }
 
-/// Arguments of `turnstile` that make it the load of this tenant, the one at place `index` of its cell.
+/// Arguments of `turnstile` that make it the load of the tenant at place `index` of its cell.
 pub(super) fn words(index: usize, tenant: &Tenant, common: &Common) -> Vec<String> {
     let pattern = tenant.pattern.to_string();
     let kernel = match (tenant.pattern, tenant.kernel) {

@@ -27,8 +27,8 @@ use std::collections::BTreeMap;
 
 use turnstile_accounting::entitled::{Account, Claimant, Due, Entitlements, Quota};
 use turnstile_accounting::{
-    AccountId, Demand, DemandEvent, EngineId, EngineState, EngineUsage, Ledger, LedgerError,
-    Metric, Moment, Nanos, Signals, SwitchEvent, TenantId, Usage,
+    AccountId, Demand, DemandEvent, EngineId, EngineState, Ledger, LedgerError, Moment, Nanos,
+    Signals, SwitchEvent, TenantId, Usage,
 };
 use turnstile_policies::{
     Basis, Cap, Debt, Decision, EngineEvent, Membership, Owed, PeriodUsage, Policy, PolicyError,
@@ -489,13 +489,6 @@ impl Mediation {
         }
         orders
     }
-}
-
-/// A tenant's time on an engine in a window.
-fn used_ns(engine: Option<&EngineUsage>, tenant: TenantId) -> Nanos {
-    engine
-        .and_then(|engine| engine.tenants.iter().find(|part| part.tenant == tenant))
-        .map_or(Nanos::ZERO, |part| part.metric_ns(Metric::Total))
 }
 
 /// Windows that the in-memory ledger remembers.

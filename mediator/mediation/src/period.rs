@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use turnstile_accounting::{EngineUsage, Metric};
+
 use super::{
     Account, Activity, Basis, COMPUTE, Cap, Claimant, Control, Demand, Due, EngineEvent, GRACE,
     GateOrder, GateState, LedgerError, Mediation, Moment, Nanos, PeriodUsage, Quota, Signals,
-    Standing, Tally, TenantId, TenantPeriod, Usage, used_ns,
+    Standing, Tally, TenantId, TenantPeriod, Usage,
 };
 
 impl Mediation {
@@ -207,4 +209,11 @@ impl Standing {
             (false, since) => since,
         };
     }
+}
+
+/// A tenant's time on an engine in a window.
+fn used_ns(engine: Option<&EngineUsage>, tenant: TenantId) -> Nanos {
+    engine
+        .and_then(|engine| engine.tenants.iter().find(|part| part.tenant == tenant))
+        .map_or(Nanos::ZERO, |part| part.metric_ns(Metric::Total))
 }
