@@ -22,23 +22,11 @@ use super::host::settings::Brought;
 use super::host::{Host, State};
 use crate::accounts::Claim;
 use crate::limits::{Holder, Limits, Resource, is_trusted};
+use crate::names::{NAME_BYTES_MAX, is_tenant_name};
 use crate::tenant::gates::GateBook;
 use crate::tenant::pages::{StatusPage, doorbell_pages};
 use turnstile_gpu::interrupts::PassedInterrupts;
 use turnstile_gpu::{Gpu, TenantResources};
-
-/// Longest name of a tenant or an account, in bytes. SOURCE: names of Kubernetes are subdomains of
-/// DNS (RFC 1123), which have 253 at most.
-pub const NAME_BYTES_MAX: usize = 253;
-
-/// What a name consists of, for messages.
-pub const NAME_RULE: &str = "1 to 253 of A-Z a-z 0-9 . _ + -";
-
-/// Whether a tenant may have this name.
-pub fn is_tenant_name(name: &str) -> bool {
-    let permitted = |c: char| c.is_ascii_alphanumeric() || "._+-".contains(c);
-    (1..=NAME_BYTES_MAX).contains(&name.len()) && name.chars().all(permitted)
-}
 
 impl Host {
     /// Takes a VM in: checks its Hello, makes its context and pages, answers Welcome. `uid` is the

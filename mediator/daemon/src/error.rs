@@ -5,7 +5,7 @@ use std::io;
 use turnstile_abi::{CHUNK_BYTES, pci};
 use turnstile_vmm::wire::{PROTOCOL, WireError};
 
-use crate::admission::NAME_RULE;
+use crate::names::NAME_RULE;
 use crate::tenant::guest_memory::GuestMemoryError;
 use crate::tenant::pages::PagesError;
 use turnstile_gpu::interrupts::InterruptsError;

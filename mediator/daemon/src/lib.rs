@@ -43,6 +43,7 @@ mod journal;
 mod kicks;
 pub mod limits;
 pub mod memory;
+mod names;
 mod programs;
 mod registry;
 pub mod socket;
@@ -59,7 +60,6 @@ use std::thread::{self, JoinHandle};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 pub use accounting::{MeterKind, Timing};
-pub use admission::{NAME_BYTES_MAX, NAME_RULE, is_tenant_name};
 pub use control::ControlError;
 pub use error::{HostError, UserError, chain};
 pub use fronts::{FrontError, serve_fronts};
@@ -71,6 +71,7 @@ pub use host::settings::{MemoryLimits, Settings, SettingsError};
 pub use host::snapshot::{HostSnapshot, MemorySnapshot, TenantKind, TenantSnapshot};
 pub use host::{Host, HostConfig};
 pub use journal::{Changed, Event, Journal, calendar};
+pub use names::{NAME_BYTES_MAX, NAME_RULE, is_tenant_name};
 
 use crate::socket::{ListenError, listen};
 use turnstile_gpu::Gpu;

@@ -7,29 +7,8 @@ use super::lower::{Meaning, Variables};
 use super::memory::SHARED_WINDOW;
 use super::module::Loader;
 use super::parse::Variable;
+use super::relocation::Relocation;
 use super::types::{Space, Type};
-
-/// Bytes of the image that depend on where the module is placed.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Relocation {
-    /// Where in the image, and how many bytes.
-    offset: usize,
-    bytes: usize,
-    /// Address from the module's base, of which the bytes from bit `shift` on are taken.
-    target: u64,
-    shift: u32,
-}
-
-impl Relocation {
-    pub(super) fn apply(&self, image: &mut [u8], base: u64) {
-        let address = base.wrapping_add(self.target) >> self.shift;
-        let slot = image.get_mut(self.offset..self.offset + self.bytes);
-        let bytes = address.to_le_bytes();
-        if let (Some(slot), Some(bytes)) = (slot, bytes.get(..self.bytes)) {
-            slot.copy_from_slice(bytes);
-        }
-    }
-}
 
 /// An element: bits, or an address from the module's base.
 enum Element {

@@ -45,6 +45,7 @@ mod memory;
 mod module;
 mod ops;
 mod parse;
+mod relocation;
 #[cfg(test)]
 mod tests;
 mod types;

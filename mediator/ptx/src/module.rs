@@ -3,10 +3,10 @@
 use super::entry::{Entry, Layout, Limits};
 use super::error::LoadError;
 use super::function::{self, Function, Functions};
-use super::initialiser::Relocation;
 use super::lexer::Token;
 use super::lower::{Builder, Scope, Variables};
 use super::parse::Parser;
+use super::relocation::Relocation;
 use super::types::Space;
 use std::collections::HashMap;
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::admission::{NAME_BYTES_MAX, NAME_RULE};
+use crate::names::{NAME_BYTES_MAX, NAME_RULE};
 use serde::{Deserialize, Serialize};
 use turnstile_policies::{Cap, TenantParams, Weight};
 
