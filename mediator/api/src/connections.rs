@@ -86,8 +86,14 @@ impl Connections {
     /// A place, if one is free or one of the client's own can be had. Otherwise the connection is
     /// closed, and an HTTP client tries again.
     pub(super) fn place(&self, role: Role, client: &str) -> Option<Place> {
+        // A program that only reads, and does not read its answers, ends none of an operator's
+        // connections of the same user.
+        let to = match role {
+            Role::Viewer => "read",
+            Role::Operator => "set",
+        };
         let holder = Holder {
-            account: format!("api {client}").into(),
+            account: format!("api {to} {client}").into(),
             tenant: None,
             trusted: role == Role::Operator,
         };
@@ -186,7 +192,12 @@ mod tests {
         let ended = |place: &Place| !connections.all().open.contains_key(&place.number);
         let all: Vec<bool> = own.iter().map(ended).collect();
         assert!(all[1] && all.iter().filter(|ended| **ended).count() == 1);
-        drop(own);
+        // The same user's connections for reading end none of these.
+        let read: Vec<_> = (0..3 * of_one)
+            .map(|_| connections.place(Role::Viewer, "0"))
+            .collect();
+        assert!(own[2..].iter().all(|place| !ended(place)));
+        drop((own, read));
         assert!(connections.all().open.is_empty());
     }
 

@@ -75,8 +75,13 @@ const EXAMPLES: [(&str, &str); 16] = [
         "turnstile config --set ledger.window_ms=30000 check",
     ),
     ("demo", "turnstile demo --seconds 5 --policy none"),
+    (
+        "cuda-vm",
+        "turnstile cuda-vm --name web --weight 200 /run/turnstile/web.sock",
+    ),
     ("doctor", "turnstile doctor"),
     ("gpu", "turnstile gpu list"),
+    ("lab", "turnstile lab list"),
     ("run", "turnstile run --weight 300 -- python3 train.py"),
     (
         "sealed-memory",

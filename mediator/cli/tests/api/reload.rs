@@ -181,9 +181,9 @@ fn reload_applies_changes_and_names_those_that_need_a_restart() {
 
     served.reload(
         "[api]\nviewers = [\"group:no such group\"]\n",
-        "nothing was reloaded",
+        "Nothing was reloaded",
     );
-    served.reload("[leger]\n", "nothing was reloaded");
+    served.reload("[leger]\n", "Nothing was reloaded");
     assert_eq!(put(&[json]), 428, "all is as it was");
     assert!(served.path("vmm.sock").exists());
 }
