@@ -63,7 +63,7 @@ const VARIABLES: [(&str, &str); 5] = [
 ];
 
 /// An example of each subcommand. Those of a group are those of its members.
-const EXAMPLES: [(&str, &str); 16] = [
+const EXAMPLES: [(&str, &str); 18] = [
     ("account", "turnstile account set uid-1000 --weight 300"),
     ("bench", "turnstile bench programs --quick"),
     (

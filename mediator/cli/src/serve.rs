@@ -146,6 +146,9 @@ pub(crate) fn fronts(config: &Config) -> anyhow::Result<Vec<Front>> {
 pub(crate) struct Args {
     #[command(flatten)]
     options: Options,
+    /// Print a snapshot at the end, as on SIGUSR1
+    #[arg(long, hide = true)]
+    snapshot_at_end: bool,
 }
 
 /// What a daemon over a software GPU that no layer named has to print.
@@ -283,6 +286,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     drop((fronts, api));
     let complete = daemon.close();
+    if args.snapshot_at_end {
+        print_snapshot(&daemon)?;
+    }
     anyhow::ensure!(
         complete,
         "The ledger lacks the end of this run; the log says why"

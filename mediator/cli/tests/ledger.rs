@@ -24,6 +24,7 @@ fn serve(folder: &Path) -> Process {
             "1",
             "--node",
             "node-1",
+            "--snapshot-at-end",
         ],
     )
 }

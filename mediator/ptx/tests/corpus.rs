@@ -1,5 +1,5 @@
 //! What compilers and hands write, against results of a reference: the case files of
-//! `images/kernels/corpus`, made by the scripts there.
+//! `images/kernels/cases`.
 //!
 //! `PTX_CORPUS=FOLDER cargo test --release -p turnstile-ptx --test corpus -- --nocapture` runs
 //! another folder and prints each case that is not right.
@@ -313,10 +313,10 @@ fn what_compilers_write_is_accepted_and_right() {
 }
 
 fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../images/kernels/corpus/cases")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../images/kernels/cases")
 }
 
-/// A form in a kernel with a register of each kind; `forms.py` has the same.
+/// A form of `forms.txt` in a kernel with a register of each kind.
 fn form(instruction: &str) -> String {
     format!(
         ".version 7.8\n.target sm_90\n.address_size 64\n\
