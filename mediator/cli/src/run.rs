@@ -1,20 +1,20 @@
 //! `turnstile run`: a program as a tenant.
 
 use std::ffi::OsString;
-use std::fs::{File, OpenOptions};
-use std::path::{Path, PathBuf};
+use std::fs::OpenOptions;
+use std::path::PathBuf;
 
 use crate::exit;
 use crate::launch::isolated::Isolation;
-use crate::launch::{self, Launch, Learn, Report};
+use crate::launch::{self, Launch, LaunchError, Learn, Report};
 use anyhow::Context;
 use clap::ValueEnum;
 use turnstile_host::run_folder;
 
-/// Arguments of `run`.
+/// The tenant and its daemon, of `run` and `cuda-vm`.
 #[derive(clap::Args, Debug)]
-pub(crate) struct Args {
-    /// Name of the tenant; the command's and a number if absent
+pub(crate) struct Joins {
+    /// Name of the tenant; the command's and a number, or that of the VM's socket, if absent
     #[arg(long)]
     name: Option<String>,
     /// Its weight, 1 to 10000; the daemon's default if absent
@@ -23,6 +23,50 @@ pub(crate) struct Args {
     /// The daemon's socket; that of this user's own daemon, else /run/turnstile/vmm.sock
     #[arg(long, default_value_os_t = run_folder::find(run_folder::VMM), hide_default_value = true)]
     socket: PathBuf,
+    /// Append what is learnt to a file, without a daemon
+    #[arg(long, hide = true)]
+    learn_only: Option<PathBuf>,
+}
+
+impl Joins {
+    /// Where its objects are reported to. `own_name` is its name if none was chosen, and the rest
+    /// its bounds of memory: most, reserved, soft.
+    pub(crate) fn report(
+        self,
+        own_name: Option<String>,
+        [memory_max_bytes, memory_min_bytes, memory_high_bytes]: [Option<u64>; 3],
+    ) -> anyhow::Result<Report> {
+        if let Some(path) = self.learn_only {
+            let opened = OpenOptions::new().append(true).create(true).open(&path);
+            let opened = opened.with_context(|| format!("Opening {}", path.display()));
+            return opened.map(Report::File);
+        }
+        Ok(Report::Daemon {
+            socket: self.socket,
+            name: self.name.or(own_name),
+            weight: self.weight,
+            memory_max_bytes,
+            memory_min_bytes,
+            memory_high_bytes,
+        })
+    }
+}
+
+/// Ends this process with the status of what was launched.
+pub(crate) fn end(launched: Result<i32, LaunchError>) -> ! {
+    let code = launched.unwrap_or_else(|error| {
+        let code = error.exit_code();
+        exit::report(&error.into());
+        code
+    });
+    std::process::exit(code)
+}
+
+/// Arguments of `run`.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    joins: Joins,
     /// Let its GPU memory move: a library takes over its allocations (docs/NVIDIA.md lists what
     /// cannot move)
     #[arg(long)]
@@ -55,9 +99,6 @@ pub(crate) struct Args {
     /// The library of --movable, --isolated or --learn preload, if it is not beside this binary
     #[arg(long)]
     preload: Option<PathBuf>,
-    /// Append what is learnt to a file, without a daemon
-    #[arg(long, hide = true)]
-    learn_only: Option<PathBuf>,
     /// The command and its arguments
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
@@ -71,26 +112,10 @@ enum LearnArg {
     Preload,
 }
 
-/// The file of what is learnt.
-pub(crate) fn learnt_file(path: &Path) -> anyhow::Result<File> {
-    let mut options = OpenOptions::new();
-    let opened = options.append(true).create(true).open(path);
-    opened.with_context(|| format!("Opening {}", path.display()))
-}
-
 /// Runs the command and ends with its status.
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
-    let report = match args.learn_only {
-        Some(path) => Report::File(learnt_file(&path)?),
-        None => Report::Daemon {
-            socket: args.socket,
-            name: args.name,
-            weight: args.weight,
-            memory_max_bytes: args.memory_max,
-            memory_min_bytes: args.memory_min,
-            memory_high_bytes: args.memory_high,
-        },
-    };
+    let bounds = [args.memory_max, args.memory_min, args.memory_high];
+    let report = args.joins.report(None, bounds)?;
     let learn = args.learn.map(|learn| match learn {
         LearnArg::Notify => Learn::Notify,
         LearnArg::Preload => Learn::Preload,
@@ -108,10 +133,5 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         library: args.preload,
         movable: args.movable,
     };
-    let code = launch::run(launch).unwrap_or_else(|error| {
-        let code = error.exit_code();
-        exit::report(&error.into());
-        code
-    });
-    std::process::exit(code)
+    end(launch::run(launch))
 }

@@ -4,7 +4,9 @@
 //! `PTX_CORPUS=FOLDER cargo test --release -p turnstile-ptx --test corpus -- --nocapture` runs
 //! another folder and prints each case that is not right.
 
-use std::cell::RefCell;
+#[path = "common/flat.rs"]
+mod flat;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -13,22 +15,12 @@ use turnstile_ptx::{
     Control, DeviceMemory, Launch, Limits, MemoryFault, Module, Scratch, Timer, run_block,
 };
 
-const BASE: u64 = 0x10_0000_0000;
+use flat::{BASE, Flat};
+
 /// Far more than the longest case executes.
 const BUDGET: u64 = 50_000_000;
 
-struct Flat(RefCell<Vec<u8>>);
-
 impl Flat {
-    fn range(&self, va: u64, len: usize) -> Result<std::ops::Range<usize>, MemoryFault> {
-        let start = va.checked_sub(BASE).ok_or(MemoryFault::Unmapped)? as usize;
-        let end = start.checked_add(len).ok_or(MemoryFault::Unmapped)?;
-        match end <= self.0.borrow().len() {
-            true => Ok(start..end),
-            false => Err(MemoryFault::Unmapped),
-        }
-    }
-
     /// Places bytes at an address that is a multiple of 256.
     fn place(&self, bytes: &[u8]) -> u64 {
         let mut memory = self.0.borrow_mut();
@@ -36,32 +28,6 @@ impl Flat {
         memory.resize(at, 0);
         memory.extend_from_slice(bytes);
         BASE + at as u64
-    }
-}
-
-impl DeviceMemory for Flat {
-    fn load(&self, va: u64, out: &mut [u8]) -> Result<(), MemoryFault> {
-        let range = self.range(va, out.len())?;
-        out.copy_from_slice(&self.0.borrow()[range]);
-        Ok(())
-    }
-
-    fn store(&self, va: u64, data: &[u8]) -> Result<(), MemoryFault> {
-        let range = self.range(va, data.len())?;
-        self.0.borrow_mut()[range].copy_from_slice(data);
-        Ok(())
-    }
-
-    fn update_u32(&self, va: u64, f: &dyn Fn(u32) -> u32) -> Result<u32, MemoryFault> {
-        let old = self.load_u32(va)?;
-        self.store_u32(va, f(old))?;
-        Ok(old)
-    }
-
-    fn update_u64(&self, va: u64, f: &dyn Fn(u64) -> u64) -> Result<u64, MemoryFault> {
-        let old = self.load_u64(va)?;
-        self.store_u64(va, f(old))?;
-        Ok(old)
     }
 }
 
@@ -154,7 +120,7 @@ fn run(text: &str) -> Verdict {
     if refuse {
         return Verdict::Wrong("accepted, and must be refused".to_owned());
     }
-    let memory = Flat(RefCell::new(Vec::new()));
+    let memory = Flat::new(0);
     let (mut values, mut wanted, mut launch_line) = (Vec::new(), Vec::new(), Vec::new());
     for line in head.lines() {
         let words: Vec<&str> = line.split(' ').collect();

@@ -294,6 +294,13 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
         Ok(())
     }
 
+    /// Addresses of the rows of tiles, and their space.
+    fn tile_rows(&self, warp: &Warp, args: &MatrixArgs) -> (Lanes<u64>, Space) {
+        args.access.map_or(([0; LANES], Space::Shared), |access| {
+            (self.addresses(warp, &access), access.space)
+        })
+    }
+
     /// `ldmatrix`: lane `8 i + r` has the address of row `r` of tile `i`.
     fn tiles_load(
         &mut self,
@@ -302,10 +309,7 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
         transpose: bool,
         (exec, line): (u32, u32),
     ) -> Result<(), ExecError> {
-        let va = args
-            .access
-            .map_or([0; LANES], |access| self.addresses(warp, &access));
-        let space = args.access.map_or(Space::Shared, |access| access.space);
+        let (va, space) = self.tile_rows(warp, args);
         for (number, d) in args.d.iter().enumerate() {
             let mut tile = [[0; 8]; 8];
             for row in 0..8 {
@@ -335,10 +339,7 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
         transpose: bool,
         (_, line): (u32, u32),
     ) -> Result<(), ExecError> {
-        let va = args
-            .access
-            .map_or([0; LANES], |access| self.addresses(warp, &access));
-        let space = args.access.map_or(Space::Shared, |access| access.space);
+        let (va, space) = self.tile_rows(warp, args);
         for (number, source) in args.s.iter().enumerate() {
             let mut tile = [[0; 8]; 8];
             self.spread(warp, *source, &mut tile);
