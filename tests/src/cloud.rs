@@ -113,7 +113,7 @@ impl Running {
     }
 
     /// Whether the device is plugged in.
-    pub fn has_device(&self) -> bool {
+    pub(crate) fn has_device(&self) -> bool {
         let info = self.request("GET", "vm.info", "");
         info.is_ok_and(|info| info.contains(r#""id":"gpu""#))
     }

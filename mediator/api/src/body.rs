@@ -15,7 +15,7 @@ pub(super) const BODY_BYTES_MAX: usize = 16 << 10;
 
 /// Media type of a merge patch.
 /// SOURCE: RFC 7396, 4
-pub const MERGE_PATCH: &str = "application/merge-patch+json";
+pub(crate) const MERGE_PATCH: &str = "application/merge-patch+json";
 
 /// A whole resource, as JSON.
 #[derive(Debug)]

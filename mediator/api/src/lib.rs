@@ -63,7 +63,6 @@ use std::sync::Arc;
 use turnstile_accounting::record::GpuIdentity;
 
 pub use access::AccessError;
-pub use body::MERGE_PATCH;
 pub use debts::DebtFile;
 pub use in_force::ReloadError;
 pub use router::openapi;

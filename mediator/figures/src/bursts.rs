@@ -4,9 +4,9 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 /// Mean engine time of a burst.
-pub const ON_NS: u64 = 30_000_000;
+pub(crate) const ON_NS: u64 = 30_000_000;
 /// Mean time from the end of a burst, if it is served at once, to the next burst.
-pub const OFF_NS: u64 = 70_000_000;
+pub(crate) const OFF_NS: u64 = 70_000_000;
 
 /// Work that arrives at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

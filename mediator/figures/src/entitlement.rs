@@ -72,7 +72,7 @@ pub fn entitlement(
 ///
 /// # Errors
 /// As [`entitlement`].
-pub fn lossless(tenants: &[Tenant], count: usize) -> Result<Vec<Vec<u64>>, GpsError> {
+pub(crate) fn lossless(tenants: &[Tenant], count: usize) -> Result<Vec<Vec<u64>>, GpsError> {
     let arrivals = arrivals(tenants, BUCKET_NS * count as u64, |_, work_ns| work_ns);
     let service = fluid_service(&fluid(tenants), &arrivals, Nanos(BUCKET_NS), count)?;
     Ok(by_tenant(tenants.len(), &service))

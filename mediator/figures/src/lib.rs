@@ -30,7 +30,7 @@ pub mod windows;
 pub const FINE_NS: u64 = 1_000_000;
 
 /// Width of a bucket. Shares of any stretch of time are sums of these.
-pub const BUCKET_NS: u64 = 10_000_000;
+pub(crate) const BUCKET_NS: u64 = 10_000_000;
 
 /// Buckets of [`FINE_NS`] in one of [`BUCKET_NS`].
 // CAST: ten.

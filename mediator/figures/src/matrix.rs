@@ -27,7 +27,7 @@ pub enum Length {
 }
 
 /// The lengths of the matrix.
-pub const LENGTHS: [Length; 5] = [
+pub(crate) const LENGTHS: [Length; 5] = [
     Length::Us(50),
     Length::Us(200),
     Length::Us(2_000),

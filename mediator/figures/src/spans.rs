@@ -30,7 +30,7 @@ impl Span {
     }
 
     /// The same stretch on a clock that is ahead by `by_ns`.
-    pub const fn on_a_clock_ahead(&self, by_ns: i64) -> Self {
+    pub(crate) const fn on_a_clock_ahead(&self, by_ns: i64) -> Self {
         Self {
             begin_ns: self.begin_ns.saturating_add_signed(by_ns),
             end_ns: self.end_ns.saturating_add_signed(by_ns),
@@ -189,7 +189,7 @@ pub fn buckets(spans: &[Span], from_ns: u64, width_ns: u64, count: usize) -> Vec
 }
 
 /// Sums of each `times` buckets; what is left over at the end is left out.
-pub fn coarser(buckets: &[u64], times: usize) -> Vec<u64> {
+pub(crate) fn coarser(buckets: &[u64], times: usize) -> Vec<u64> {
     let sum = |group: &[u64]| group.iter().sum();
     buckets.chunks_exact(times.max(1)).map(sum).collect()
 }

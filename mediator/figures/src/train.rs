@@ -120,7 +120,7 @@ const EXCHANGE_BYTES: u64 = 1 << 30;
 
 impl Stretch {
     /// Whether hardly anything moved, so that the resident programs have the engine.
-    pub const fn is_turn(&self) -> bool {
+    pub(crate) const fn is_turn(&self) -> bool {
         self.out_bytes + self.in_bytes < EXCHANGE_BYTES
     }
 }

@@ -97,7 +97,7 @@ pub fn worst_of(
 /// Whether none of `pauses` is in the window of one second from `begin_ns` or in the second before
 /// it. After a pause, its tenant is given what it lacks, which moves the shares of a window that
 /// follows.
-pub fn is_unpaused(pauses: &[Span], begin_ns: u64) -> bool {
+pub(crate) fn is_unpaused(pauses: &[Span], begin_ns: u64) -> bool {
     const SECOND_NS: u64 = BUCKET_NS * BUCKETS_PER_SECOND as u64;
     let is_near =
         |pause: &Span| pause.begin_ns < begin_ns + SECOND_NS && begin_ns < pause.end_ns + SECOND_NS;

@@ -92,11 +92,6 @@ impl HostPool {
         })
     }
 
-    /// Whether it is in huge pages.
-    pub const fn is_huge(&self) -> bool {
-        self.huge
-    }
-
     /// Bytes that it can hold.
     pub fn bytes(&self) -> u64 {
         self.lock().generations.len() as u64 * CHUNK_BYTES

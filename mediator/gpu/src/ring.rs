@@ -50,7 +50,7 @@ pub fn launch_fits(launch: &Launch) -> bool {
 }
 
 /// Whether a range is wholly in the VM's memory.
-pub fn in_guest(guest: &GuestMemory, gpa: u64, bytes: u64) -> bool {
+pub(crate) fn in_guest(guest: &GuestMemory, gpa: u64, bytes: u64) -> bool {
     usize::try_from(bytes).is_ok_and(|bytes| guest.check_range(GuestAddress(gpa), bytes))
 }
 
@@ -186,7 +186,7 @@ impl Ring {
     }
 
     /// Ends the channel with an error of the command at `index`.
-    pub fn fault_at(&self, fault: ChannelFault, index: u32) {
+    pub(crate) fn fault_at(&self, fault: ChannelFault, index: u32) {
         self.report(ChannelStateBlock::ERROR, fault.code as u32);
         self.report(ChannelStateBlock::ERROR_AT, index);
         self.report_u64(ChannelStateBlock::ERROR_INFO, fault.info);

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Access, access};
 
 /// Folder of the system's daemon.
-pub const SYSTEM: &str = "/run/turnstile";
+pub(crate) const SYSTEM: &str = "/run/turnstile";
 
 /// Socket of VMMs and launchers.
 pub const VMM: &str = "vmm.sock";

@@ -44,7 +44,7 @@ pub use turnstile_gpu::COMPUTE;
 use turnstile_gpu::{Capabilities, Order, Suspend};
 
 /// A tenant without work for this long has its gates watched instead of open.
-pub const WATCH_AFTER: Nanos = Nanos::from_ms(20);
+pub(crate) const WATCH_AFTER: Nanos = Nanos::from_ms(20);
 
 /// Where a GPU does not report demand: a tenant that had work this shortly before the end of a
 /// period counts as runnable.
@@ -55,7 +55,7 @@ pub const REACTION_MIN: Nanos = Nanos::from_us(50);
 
 /// How long it takes to stop a running kernel and start another. SOURCE: 3 to 13 us on an H200
 /// (`turnstile bench suspend`), with room.
-pub const PREEMPTION_NS: Nanos = Nanos::from_us(20);
+pub(crate) const PREEMPTION_NS: Nanos = Nanos::from_us(20);
 
 /// One engine and the policy that schedules it.
 #[derive(Debug)]

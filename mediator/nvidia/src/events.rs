@@ -264,7 +264,7 @@ impl EventLog {
     ///
     /// # Errors
     /// As of [`Self::read`].
-    pub fn read_shown(
+    pub(crate) fn read_shown(
         &mut self,
         client: &RmClient,
         records: &mut Vec<SwitchRecord>,

@@ -180,7 +180,7 @@ impl Handles {
     }
 
     /// The process's channel groups on the compute engine.
-    pub fn compute_groups(&self, pid: u32) -> Vec<Channel> {
+    pub(crate) fn compute_groups(&self, pid: u32) -> Vec<Channel> {
         let objects = self.objects.get(&pid).into_iter().flatten();
         let groups = objects.filter(|(_, object)| is_compute_group(object));
         groups

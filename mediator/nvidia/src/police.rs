@@ -16,7 +16,7 @@
 pub const REFUSED: u32 = 0x1b;
 
 /// Length of a control's parameters that is read.
-pub const PARAMS_BYTES: usize = 16;
+pub(crate) const PARAMS_BYTES: usize = 16;
 
 /// NVOS54_FLAGS_FINN_SERIALIZED: the parameters have another form. SOURCE: `nvos.h`.
 const SERIALIZED: u32 = 4;
@@ -95,7 +95,7 @@ const RULES: [(u32, Rule); 20] = [
 ];
 
 /// Whether the rule of this control depends on its parameters, so that they have to be read.
-pub fn needs_params(command: u32) -> bool {
+pub(crate) fn needs_params(command: u32) -> bool {
     matches!(rule(command), Some(Rule::If(_)))
 }
 

@@ -171,7 +171,7 @@ impl RmClient {
     }
 
     /// The subdevice: the physical GPU.
-    pub const fn subdevice(&self) -> Handle {
+    pub(crate) const fn subdevice(&self) -> Handle {
         self.subdevice
     }
 

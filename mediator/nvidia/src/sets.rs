@@ -350,7 +350,7 @@ impl Sets {
     }
 
     /// Whether a request of the owner is in service, during which the owner must not be suspended.
-    pub fn is_served(&self, tenant: TenantId) -> bool {
+    pub(crate) fn is_served(&self, tenant: TenantId) -> bool {
         lock(&self.shared.table)
             .owner(tenant)
             .is_ok_and(|owner| owner.served > 0)

@@ -41,7 +41,7 @@ const STOP: usize = 8;
 /// TIMEOUT: the vendor's library takes 0.3 s, filling 32 GiB some 20 ms (measured).
 const LIMIT: Duration = Duration::from_secs(30);
 /// Handles in one order.
-pub const HANDLES_MAX: usize = 32;
+pub(crate) const HANDLES_MAX: usize = 32;
 
 /// Why the tenant or its process failed.
 #[derive(Debug, thiserror::Error)]

@@ -10,7 +10,7 @@ use std::io;
 use std::path::Path;
 
 /// File in which the driver reports its version.
-pub const VERSION_FILE: &str = "/proc/driver/nvidia/version";
+pub(crate) const VERSION_FILE: &str = "/proc/driver/nvidia/version";
 
 /// Numbers of the privileged calls, which a driver version may change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +66,7 @@ pub fn known() -> String {
 ///
 /// # Errors
 /// [`VersionError::Unknown`].
-pub fn abi_of(version: &str) -> Result<DriverAbi, VersionError> {
+pub(crate) fn abi_of(version: &str) -> Result<DriverAbi, VersionError> {
     ROWS.iter()
         .find(|row| row.0 == version)
         .map(|row| row.1())

@@ -53,9 +53,7 @@ mod types;
 pub use entry::{Entry, Limits, Param};
 pub use error::LoadError;
 pub use exec::{BlockOutcome, Control, ExecError, Launch, Scratch, run_block};
-pub use memory::{
-    DeviceMemory, LOCAL_WINDOW, MemoryFault, PARAM_WINDOW, SHARED_WINDOW, Timer, WINDOW_BYTES,
-};
+pub use memory::{DeviceMemory, MemoryFault, Timer, WINDOW_BYTES};
 pub use module::{Module, Symbol};
 
 /// Lanes of a warp.

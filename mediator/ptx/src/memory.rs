@@ -6,11 +6,11 @@ use thiserror::Error;
 pub const WINDOW_BYTES: u64 = 1 << 32;
 /// Generic addresses of the block's shared memory begin here. GPU virtual addresses have at most 57
 /// bits (Hopper), so the windows, which need all 64, cannot be allocated.
-pub const SHARED_WINDOW: u64 = 0xffff_fff0_0000_0000;
+pub(crate) const SHARED_WINDOW: u64 = 0xffff_fff0_0000_0000;
 /// Generic addresses of the thread's own local memory begin here.
-pub const LOCAL_WINDOW: u64 = 0xffff_fff1_0000_0000;
+pub(crate) const LOCAL_WINDOW: u64 = 0xffff_fff1_0000_0000;
 /// Generic addresses of the launch's parameters begin here (read only).
-pub const PARAM_WINDOW: u64 = 0xffff_fff2_0000_0000;
+pub(crate) const PARAM_WINDOW: u64 = 0xffff_fff2_0000_0000;
 
 /// Why an address could not be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]

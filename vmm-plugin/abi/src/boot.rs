@@ -63,7 +63,7 @@ pub const PVH_REPORT_BYTES: u64 = 4096;
 /// Where the block is.
 pub const BOOT_GPA: u64 = 0x7000;
 /// Bytes of the block.
-pub const BOOT_BYTES: usize = 88;
+pub(crate) const BOOT_BYTES: usize = 88;
 /// First word of the block.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"TSBOOT01");
 /// Where `stop` is.

@@ -34,7 +34,7 @@ pub const PAGE_BYTES: u64 = 4096;
 /// Doorbell pages of a device, and so channels at most.
 pub const CHANNELS_MAX: u32 = 1024;
 /// Fewest entries of a ring.
-pub const RING_ENTRIES_MIN: u32 = 8;
+pub(crate) const RING_ENTRIES_MIN: u32 = 8;
 /// Most entries of a ring.
 pub const RING_ENTRIES_MAX: u32 = 4096;
 /// Bytes of the block in guest memory where the device reports a channel's state (see

@@ -22,7 +22,7 @@ const MSIX_MASK: u32 = 1 << 30;
 const BAR_64_BIT_PREFETCHABLE: u32 = 0b1100;
 
 /// Bytes that a BAR of the device takes on the bus; a power of two.
-pub fn bar_bytes(bar: usize, memory_bytes: u64) -> u64 {
+pub(crate) fn bar_bytes(bar: usize, memory_bytes: u64) -> u64 {
     match bar {
         BAR_REGS => regs::BAR_BYTES,
         BAR_DOORBELLS => u64::from(CHANNELS_MAX) * PAGE_BYTES,
@@ -106,12 +106,12 @@ impl ConfigSpace {
     }
 
     /// Lets the device decode memory accesses, as firmware does.
-    pub fn enable_memory(&mut self) {
+    pub(crate) fn enable_memory(&mut self) {
         self.words[COMMAND] |= 1 << 1;
     }
 
     /// Whether MSI-X is enabled, and whether all of it is masked.
-    pub fn msix_control(&self) -> (bool, bool) {
+    pub(crate) fn msix_control(&self) -> (bool, bool) {
         let control = self.words[MSIX];
         (control & MSIX_ENABLE != 0, control & MSIX_MASK != 0)
     }

@@ -8,7 +8,8 @@ mod config;
 mod mailbox;
 mod msix;
 
-pub use config::{ConfigSpace, bar_bytes};
+pub use config::ConfigSpace;
+pub(crate) use config::bar_bytes;
 pub use msix::MsiMessage;
 
 use mailbox::Mailbox;
@@ -59,7 +60,7 @@ pub struct Identity {
 
 impl Identity {
     /// Bytes of GPU memory that the aperture shows; 0 without an aperture.
-    pub fn aperture_bytes(&self) -> u64 {
+    pub(crate) fn aperture_bytes(&self) -> u64 {
         match self.features & features::APERTURE {
             0 => 0,
             _ => self.memory_bytes,
@@ -124,7 +125,7 @@ impl<H: Host> VirtualGpu<H> {
     }
 
     /// A trapped read of the register BAR. Zeroes where the contract defines nothing.
-    pub fn regs_read(&mut self, offset: u64, data: &mut [u8]) {
+    pub(crate) fn regs_read(&mut self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         if !well_formed(offset, data.len()) {
             self.ignored += 1;
@@ -141,7 +142,7 @@ impl<H: Host> VirtualGpu<H> {
     }
 
     /// A trapped write to the register BAR. Ignored where the contract defines nothing to write.
-    pub fn regs_write(&mut self, offset: u64, data: &[u8]) {
+    pub(crate) fn regs_write(&mut self, offset: u64, data: &[u8]) {
         if !well_formed(offset, data.len()) {
             self.ignored += 1;
             return;
@@ -153,7 +154,7 @@ impl<H: Host> VirtualGpu<H> {
     }
 
     /// The mediator's answer to request `id`. An answer to any other request is dropped.
-    pub fn mailbox_done(
+    pub(crate) fn mailbox_done(
         &mut self,
         id: u64,
         error: u32,

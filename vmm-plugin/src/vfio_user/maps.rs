@@ -106,7 +106,7 @@ impl Maps {
     }
 
     /// The one file that all memory is in, if so and if a Hello takes it.
-    pub fn one_file(&self) -> Option<&File> {
+    pub(crate) fn one_file(&self) -> Option<&File> {
         let identity = |file: &File| file.metadata().ok().map(|m| (m.dev(), m.ino()));
         let first = self.memory().next()?.file;
         let known = identity(first)?;

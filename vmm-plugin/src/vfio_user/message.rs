@@ -121,7 +121,7 @@ impl Header {
     }
 
     /// Whether no answer is wanted.
-    pub const fn no_reply(&self) -> bool {
+    pub(crate) const fn no_reply(&self) -> bool {
         self.flags & flag::NO_REPLY != 0
     }
 

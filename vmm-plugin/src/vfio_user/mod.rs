@@ -39,12 +39,12 @@ use std::io;
 pub const DATA_BYTES_MAX: usize = 16 << 10;
 /// Most descriptors with one message; clients send more vectors in several messages. SOURCE: QEMU
 /// 11.1, hw/vfio-user/protocol.h: it refuses a server that declares more than 16.
-pub const MESSAGE_FDS_MAX: usize = 16;
+pub(crate) const MESSAGE_FDS_MAX: usize = 16;
 /// Most mappings of one client; declared when the version is agreed on.
 pub const DMA_MAPS_MAX: usize = 4096;
 /// Configuration space of a function as ECAM has it; a conventional device has its first 256 bytes.
 /// SOURCE: PCI Express Base Specification 3.0, 7.2.2.
-pub const EXTENDED_CONFIG_BYTES: u64 = 4096;
+pub(crate) const EXTENDED_CONFIG_BYTES: u64 = 4096;
 /// Granule of mappings.
 pub const PAGE_BYTES: u64 = 4096;
 
@@ -53,8 +53,6 @@ pub const PAGE_BYTES: u64 = 4096;
 pub mod region {
     /// First of six BARs.
     pub const BAR0: u32 = 0;
-    /// The expansion ROM.
-    pub const ROM: u32 = 6;
     /// Configuration space.
     pub const CONFIG: u32 = 7;
     /// How many there are, VGA included.
@@ -82,13 +80,13 @@ impl Errno {
     /// The request is malformed, out of order, or outside of what the device has.
     pub const INVALID: Self = Self(libc::EINVAL);
     /// The command is not served.
-    pub const UNSUPPORTED: Self = Self(libc::ENOTSUP);
+    pub(crate) const UNSUPPORTED: Self = Self(libc::ENOTSUP);
     /// More than the server takes.
-    pub const TOO_MUCH: Self = Self(libc::E2BIG);
+    pub(crate) const TOO_MUCH: Self = Self(libc::E2BIG);
     /// A limit of the server is reached.
     pub const NO_ROOM: Self = Self(libc::ENOSPC);
     /// There is something already.
-    pub const EXISTS: Self = Self(libc::EEXIST);
+    pub(crate) const EXISTS: Self = Self(libc::EEXIST);
     /// There is nothing.
     pub const NOT_FOUND: Self = Self(libc::ENOENT);
     /// Something below failed.

@@ -181,7 +181,6 @@ trait Control: Send + Sync {
     fn quit(&self);
     fn disconnect(&self);
     fn trace(&self, channel: u32) -> Option<GateTrace>;
-    fn gate_counters(&self) -> GateCounters;
     fn exits(&self) -> u64;
     fn is_lost(&self) -> bool;
     fn interim(&self) -> Vec<u8>;
@@ -211,10 +210,6 @@ impl<M: PageMap, R: Router> Control for Core<M, R> {
 
     fn trace(&self, channel: u32) -> Option<GateTrace> {
         self.gates.trace(channel)
-    }
-
-    fn gate_counters(&self) -> GateCounters {
-        self.gates.counters()
     }
 
     fn exits(&self) -> u64 {
@@ -349,11 +344,6 @@ impl VmHandle {
     /// What the gate of `channel` has seen; `None` where there is no gate.
     pub fn gate(&self, channel: u32) -> Option<GateTrace> {
         self.core.trace(channel)
-    }
-
-    /// What happened at the gates so far.
-    pub fn gate_counters(&self) -> GateCounters {
-        self.core.gate_counters()
     }
 
     /// Times that the guest was left for the VMM so far.

@@ -21,19 +21,18 @@ use crate::gate::PageMapError;
 use crate::wire::WireError;
 use std::io;
 use std::path::PathBuf;
-use std::time::Duration;
 
 /// Least guest memory.
-pub const MEMORY_BYTES_MIN: u64 = 16 << 20;
+pub(crate) const MEMORY_BYTES_MIN: u64 = 16 << 20;
 /// Most guest memory: it must end below the BARs.
-pub const MEMORY_BYTES_MAX: u64 = 3 << 30;
+pub(crate) const MEMORY_BYTES_MAX: u64 = 3 << 30;
 /// Most GPU memory that the aperture can show: more does not fit into the physical addresses of
 /// many processors. A VM with more has no aperture.
-pub const APERTURE_BYTES_MAX: u64 = 256 << 30;
+pub(crate) const APERTURE_BYTES_MAX: u64 = 256 << 30;
 /// Console bytes that are kept.
-pub const CONSOLE_BYTES_MAX: usize = 64 << 10;
+pub(crate) const CONSOLE_BYTES_MAX: usize = 64 << 10;
 /// Most bytes of a guest's arguments, and of its report.
-pub const BLOB_BYTES_MAX: usize = 4096;
+pub(crate) const BLOB_BYTES_MAX: usize = 4096;
 
 /// What a VM is to be.
 #[derive(Clone, Debug)]
@@ -149,12 +148,4 @@ pub fn spawn(config: VmConfig) -> Result<VmHandle, VmError> {
 /// As [`spawn`], and where a gate could not be moved.
 pub fn run(config: VmConfig) -> Result<VmReport, VmError> {
     spawn(config)?.join()
-}
-
-/// As [`run`], but requests the guest to end after `limit` and forces it `grace` later.
-///
-/// # Errors
-/// As [`run`].
-pub fn run_for(config: VmConfig, limit: Duration, grace: Duration) -> Result<VmReport, VmError> {
-    spawn(config)?.join_within(limit, grace)
 }

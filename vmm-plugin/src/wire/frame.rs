@@ -17,7 +17,7 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 /// Bytes of the length before each frame.
 const LENGTH_BYTES: usize = 4;
 /// Frames that may wait to be sent before [`FrameWriter::push`] refuses more.
-pub const QUEUE_FRAMES_MAX: usize = 4096;
+pub(crate) const QUEUE_FRAMES_MAX: usize = 4096;
 
 /// What can be wrong with a stream of frames. After any of them the connection is of no more use.
 #[derive(Debug, thiserror::Error)]
@@ -64,7 +64,7 @@ impl<T> Frame<T> {
     ///
     /// # Errors
     /// [`WireError::WrongFds`] for any other number of descriptors; all are closed.
-    pub fn with_fds<const N: usize>(self) -> Result<(T, [OwnedFd; N]), WireError> {
+    pub(crate) fn with_fds<const N: usize>(self) -> Result<(T, [OwnedFd; N]), WireError> {
         let got = self.fds.len();
         let fds = self
             .fds

@@ -18,7 +18,7 @@
 mod frame;
 
 pub use crate::sys::scm::{peer_pid, peer_uid};
-pub use frame::{Frame, FrameReader, FrameWriter, QUEUE_FRAMES_MAX, Read, WireError, encode, send};
+pub use frame::{Frame, FrameReader, FrameWriter, Read, WireError, encode, send};
 
 use crate::gate::GateState;
 use serde::{Deserialize, Serialize};
@@ -28,7 +28,7 @@ pub const PROTOCOL: u32 = 2;
 /// Longest frame, without its length.
 pub const FRAME_BYTES_MAX: usize = 16 << 10;
 /// Most descriptors with one frame: guest memory and one eventfd per interrupt vector.
-pub const FRAME_FDS_MAX: usize = 1 + turnstile_abi::pci::VECTORS as usize;
+pub(crate) const FRAME_FDS_MAX: usize = 1 + turnstile_abi::pci::VECTORS as usize;
 
 /// Most changes in one [`ToDaemon::Objects`].
 pub const CHANGES_MAX: usize = 64;

@@ -281,7 +281,7 @@ impl Parts {
     }
 
     /// The same, to change them.
-    pub fn params_mut(&mut self) -> Option<&mut Vec<u8>> {
+    pub(crate) fn params_mut(&mut self) -> Option<&mut Vec<u8>> {
         let link = self
             .links
             .iter()

@@ -16,7 +16,7 @@ pub use layout::{
     status_at, write_u32, write_u64,
 };
 
-pub use rows::{ROW_BYTES, rows};
+pub use rows::rows;
 
 /// Tables, as generated.
 const TABLES: [&str; 5] = [

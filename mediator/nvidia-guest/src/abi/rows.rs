@@ -4,8 +4,6 @@
 use super::numbers::{class, escape, uvm};
 use super::{Layout, Release};
 
-/// Bytes of a row.
-pub const ROW_BYTES: usize = 64;
 const NONE: u16 = 0xffff;
 const ANY: u32 = u32::MAX;
 
@@ -178,6 +176,9 @@ fn escape_row(number: u8, bytes: usize) -> Row<'static> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Bytes of a row.
+    const ROW_BYTES: usize = 64;
     use crate::abi::releases;
 
     #[test]

@@ -407,7 +407,14 @@ impl Vm {
     }
 
     /// Notes a range of guest RAM. Its memory object is the device process's.
-    pub fn add_range(&mut self, file: u32, base: u64, bytes: u64, space: &Space, handle: u32) {
+    pub(crate) fn add_range(
+        &mut self,
+        file: u32,
+        base: u64,
+        bytes: u64,
+        space: &Space,
+        handle: u32,
+    ) {
         let object = Object {
             parent: space.device,
             class: class::OS_DESCRIPTOR,
@@ -430,7 +437,7 @@ impl Vm {
     }
 
     /// Cuts the driver's answer about memory to the quota.
-    pub fn cut_to_quota(&self, call_number: u32, params: &mut [u8]) {
+    pub(crate) fn cut_to_quota(&self, call_number: u32, params: &mut [u8]) {
         /// Kinds of total and of free memory. SOURCE: `ctrl2080fb.h`, NV2080_CTRL_FB_INFO_INDEX.
         const TOTALS: [u32; 5] = [7, 8, 9, 0xa, 0x20];
         const FREES: [u32; 2] = [0x12, 0x16];

@@ -299,7 +299,7 @@ impl Vm {
     }
 
     /// Files of a program.
-    pub fn files_of(&self, program: u64) -> Vec<u32> {
+    pub(crate) fn files_of(&self, program: u64) -> Vec<u32> {
         let files = self
             .files
             .iter()
@@ -313,7 +313,7 @@ impl Vm {
     }
 
     /// A file of a GPU that is registered to a control file.
-    pub fn gpu_file_of(&self, control: u32) -> Option<u32> {
+    pub(crate) fn gpu_file_of(&self, control: u32) -> Option<u32> {
         let registered =
             |file: &File| file.control == Some(control) && matches!(file.node, Node::Gpu(_));
         self.files
@@ -323,7 +323,7 @@ impl Vm {
     }
 
     /// The file that a client was made on.
-    pub fn client_file(&self, client: u32) -> Option<u32> {
+    pub(crate) fn client_file(&self, client: u32) -> Option<u32> {
         self.clients.get(&client).map(|client| client.file)
     }
 

@@ -31,13 +31,13 @@ pub const VARIABLE: &str = "TURNSTILE_GUEST_DEVICE";
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 64;
 /// Most buffers of a message.
-pub const BUFFERS_MAX: usize = 16;
+pub(crate) const BUFFERS_MAX: usize = 16;
 /// Most extents of a message: 256 MiB in single pages.
 pub const EXTENTS_MAX: usize = 65_536;
 /// Most bytes of all buffers.
 pub const BYTES_MAX: usize = 4 << 20;
 /// Most bytes behind a header.
-pub const BODY_MAX: usize = BYTES_MAX + 4 * BUFFERS_MAX + 16 * EXTENTS_MAX;
+pub(crate) const BODY_MAX: usize = BYTES_MAX + 4 * BUFFERS_MAX + 16 * EXTENTS_MAX;
 const MAGIC: u32 = 0x3147_5354;
 
 /// Kind of a message.
@@ -143,7 +143,7 @@ pub const fn node_word(node: Node) -> u64 {
 }
 
 /// The node of such a word.
-pub fn node_of(word: u64) -> Option<Node> {
+pub(crate) fn node_of(word: u64) -> Option<Node> {
     match word {
         0x100 => Some(Node::Control),
         0x101 => Some(Node::Uvm),

@@ -11,7 +11,7 @@ use crate::sys::abi::DisableChannelsParams;
 use crate::version::DriverAbi;
 
 /// Channels per call. SOURCE: `ctrl2080fifo.h`: NV2080_CTRL_FIFO_DISABLE_CHANNELS_MAX_ENTRIES.
-pub const BATCH_MAX: usize = 64;
+pub(crate) const BATCH_MAX: usize = 64;
 
 /// A channel of some process, as RM names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -98,7 +98,7 @@ impl ChannelSwitch for HardwareSwitch<'_> {
 
 /// Resumes channels: one by one if the driver refuses them together, as one of them is gone. How
 /// many were resumed.
-pub fn resume_all(switch: &impl ChannelSwitch, channels: &[Channel]) -> usize {
+pub(crate) fn resume_all(switch: &impl ChannelSwitch, channels: &[Channel]) -> usize {
     if switch.set(channels, false).is_ok() {
         return channels.len();
     }
@@ -116,7 +116,7 @@ const SUSPEND_CALLS_MAX: u32 = 64;
 ///
 /// # Errors
 /// The driver's last refusal, if nothing could be suspended.
-pub fn suspend_all(
+pub(crate) fn suspend_all(
     switch: &impl ChannelSwitch,
     channels: &[Channel],
 ) -> Result<Vec<Channel>, RmError> {

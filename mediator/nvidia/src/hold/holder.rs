@@ -116,18 +116,18 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
     }
 
     /// Whether the watchdog is gone, so that no tenant can be held.
-    pub const fn lacks_watchdog(&self) -> bool {
+    pub(crate) const fn lacks_watchdog(&self) -> bool {
         self.watchdog.is_none()
     }
 
     /// Reaps a watchdog that is gone. Not every thread may wait for one
     /// ([`turnstile_host::confine`]).
-    pub fn reap_watchdog(&mut self) {
+    pub(crate) fn reap_watchdog(&mut self) {
         self.gone = None;
     }
 
     /// Sets another watchdog, after the last is gone.
-    pub fn set_watchdog(&mut self, watchdog: G) {
+    pub(crate) fn set_watchdog(&mut self, watchdog: G) {
         self.watchdog = Some(watchdog);
     }
 
@@ -144,7 +144,7 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
 
     /// Resumes channels of a tenant that is not held once more, which does not disturb running
     /// channels.
-    pub fn resume_again(&mut self, channels: &[Channel]) {
+    pub(crate) fn resume_again(&mut self, channels: &[Channel]) {
         let begin = Instant::now();
         let resumed = resume_all(&self.switch, channels);
         self.count(begin, resumed < channels.len());
@@ -170,7 +170,7 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
     ///
     /// # Errors
     /// If the tenant cannot be held; then it runs.
-    pub fn hold_at_switch(
+    pub(crate) fn hold_at_switch(
         &mut self,
         tenant: TenantId,
         channels: &[Channel],
@@ -289,7 +289,7 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
     ///
     /// # Errors
     /// If the watchdog is gone.
-    pub fn unpin(&mut self, tenant: TenantId) -> Result<(), HolderError> {
+    pub(crate) fn unpin(&mut self, tenant: TenantId) -> Result<(), HolderError> {
         self.renew()?;
         let held = self.held.get(&tenant);
         let Some(channels) = held.filter(|_| self.pinned.contains(&tenant)) else {
@@ -368,7 +368,7 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
     }
 
     /// Resumes all tenants but the pinned ones.
-    pub fn release_all(&mut self) {
+    pub(crate) fn release_all(&mut self) {
         let unpinned = |tenant: &&TenantId| !self.pinned.contains(tenant);
         for tenant in self
             .held
@@ -385,7 +385,7 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
 
     /// At the end: resumes those channels of pinned tenants that may run; the others stay
     /// suspended.
-    pub fn resume_able(&mut self, able: impl Fn(TenantId) -> Vec<Channel>) {
+    pub(crate) fn resume_able(&mut self, able: impl Fn(TenantId) -> Vec<Channel>) {
         for tenant in self.pinned.clone() {
             let held = self.held.get(&tenant);
             let mut channels = able(tenant);

@@ -55,7 +55,7 @@ impl Lease {
     }
 
     /// Time since the lease was last renewed, in any of these ways.
-    pub fn renewed_ago(&self, now: Moment) -> Nanos {
+    pub(crate) fn renewed_ago(&self, now: Moment) -> Nanos {
         now.since(self.renewed)
     }
 
@@ -65,7 +65,7 @@ impl Lease {
     }
 
     /// The channels to resume if the lease has ended by `now`; they are not held any more.
-    pub fn lapsed(&mut self, now: Moment) -> Vec<Channel> {
+    pub(crate) fn lapsed(&mut self, now: Moment) -> Vec<Channel> {
         match self.ends() {
             Some(end) if now >= end => self.end(),
             _ => Vec::new(),

@@ -17,6 +17,7 @@ mod queue;
 mod resumed;
 pub mod watchdog;
 
-pub use channels::{BATCH_MAX, Channel, ChannelSwitch, HardwareSwitch, resume_all, suspend_all};
+pub use channels::{Channel, ChannelSwitch, HardwareSwitch};
+pub(crate) use channels::{resume_all, suspend_all};
 pub(crate) use executor::{Callbacks, SharedHolder, SuspendExecutor};
 pub(crate) use resumed::{Activity, ActivityProbe};

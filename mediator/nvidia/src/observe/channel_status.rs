@@ -40,11 +40,6 @@ impl ChannelStatus {
         self.bit(3)
     }
 
-    /// Its group was stopped in the middle of a kernel.
-    pub const fn is_stopped(self) -> bool {
-        self.bit(9)
-    }
-
     /// The engine works for it.
     pub const fn works(self) -> bool {
         self.bit(11)
@@ -126,8 +121,7 @@ mod tests {
         let works = ChannelStatus(0x8ce);
         assert!(works.works() && works.is_queued() && works.is_enabled() && !works.waits());
         let held = ChannelStatus(0x10c);
-        assert!(held.is_queued() && !held.is_enabled() && !held.is_stopped());
-        assert!(ChannelStatus(0x208).is_stopped());
+        assert!(held.is_queued() && !held.is_enabled());
         let waits = ChannelStatus(0x14ce);
         assert!(waits.waits() && waits.is_queued() && !waits.works());
         assert!(!ChannelStatus(2).is_queued() && ChannelStatus(2).is_used());

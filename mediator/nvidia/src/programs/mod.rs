@@ -304,7 +304,7 @@ impl ProgramMemory {
     }
 
     /// Processes of each program that lack memory, or have an answer outstanding.
-    pub fn lacking(&self) -> BTreeMap<TenantId, BTreeSet<u32>> {
+    pub(crate) fn lacking(&self) -> BTreeMap<TenantId, BTreeSet<u32>> {
         let state = self.0.lock();
         let lacks = |number: &ProcessNumber| {
             let mut awaited = state.awaited.0.range((*number, 0)..=(*number, u64::MAX));

@@ -77,7 +77,7 @@ impl Wishes {
 
 impl Sets {
     /// Adds an owner that makes its memory itself, and may run.
-    pub fn add_program(&self, tenant: TenantId, mapper: Arc<dyn Mapper>) {
+    pub(crate) fn add_program(&self, tenant: TenantId, mapper: Arc<dyn Mapper>) {
         self.insert(tenant, mapper, Some(Wishes::new()));
     }
 

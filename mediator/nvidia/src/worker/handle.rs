@@ -312,7 +312,7 @@ impl Worker {
 
     /// Sets the GPU's clock for fences and [`Worker::activity`]; until then they use the wall
     /// clock. Never waits.
-    pub fn set_clock(&self, now: Moment) {
+    pub(crate) fn set_clock(&self, now: Moment) {
         let ahead_ns = now.0.wrapping_sub(super::serve::now().0);
         self.publish(|settings| settings.clock_ahead_ns.store(ahead_ns, Ordering::Relaxed));
     }

@@ -41,7 +41,7 @@ pub const GRANULE_BYTES: u64 = 2 << 20;
 /// ms.
 pub const EXTENT_BYTES: u64 = 256 << 20;
 /// Largest chunk, if the program made it itself: more than any GPU has.
-pub const CHUNK_BYTES_MAX: u64 = 1 << 42;
+pub(crate) const CHUNK_BYTES_MAX: u64 = 1 << 42;
 /// Maximum number of movable chunks of a process; each takes a descriptor in the daemon. Further
 /// chunks do not move.
 pub const CHUNKS_MAX: usize = 16 << 10;

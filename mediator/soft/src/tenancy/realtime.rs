@@ -214,7 +214,7 @@ impl SoftGpu {
     ///
     /// # Errors
     /// As [`Self::new`].
-    pub fn with_board(config: SoftConfig, board: Arc<dyn Board>) -> io::Result<Self> {
+    pub(crate) fn with_board(config: SoftConfig, board: Arc<dyn Board>) -> io::Result<Self> {
         Self::make(config, Some(board), None)
     }
 

@@ -212,7 +212,8 @@ impl VirtualGpu {
     }
 
     /// Lets time pass until the GPU waits for its guests, but not beyond `limit`.
-    pub fn run_until_quiet(&self, limit: Moment) {
+    #[cfg(test)]
+    pub(crate) fn run_until_quiet(&self, limit: Moment) {
         while let Some(at) = self.next_event().filter(|at| *at <= limit) {
             self.advance_to(at);
         }

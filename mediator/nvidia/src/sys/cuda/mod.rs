@@ -72,12 +72,12 @@ impl CudaFailure {
     }
 
     /// Whether memory of the GPU or the host ran out.
-    pub fn is_out_of_memory(&self) -> bool {
+    pub(crate) fn is_out_of_memory(&self) -> bool {
         self.code() == Some(codes::OUT_OF_MEMORY)
     }
 
     /// Whether a kernel accessed an unmapped address.
-    pub fn is_illegal_address(&self) -> bool {
+    pub(crate) fn is_illegal_address(&self) -> bool {
         matches!(
             self.code(),
             Some(codes::ILLEGAL_ADDRESS | codes::INVALID_ADDRESS_SPACE)
@@ -85,19 +85,19 @@ impl CudaFailure {
     }
 
     /// Whether a kernel's access was not aligned to its size.
-    pub fn is_misaligned(&self) -> bool {
+    pub(crate) fn is_misaligned(&self) -> bool {
         self.code() == Some(codes::MISALIGNED_ADDRESS)
     }
 
     /// Whether the driver ended a kernel that ran for too long.
-    pub fn is_timeout(&self) -> bool {
+    pub(crate) fn is_timeout(&self) -> bool {
         self.code() == Some(codes::LAUNCH_TIMEOUT)
     }
 
     /// Whether the context is gone for good: every later call in the process fails as well. SOURCE:
     /// cuda.h, codes 700 to 720 except for those of one launch or call (701, 703 to 709, 711 to
     /// 713, 720).
-    pub fn is_sticky(&self) -> bool {
+    pub(crate) fn is_sticky(&self) -> bool {
         matches!(
             self.code(),
             Some(codes::ILLEGAL_ADDRESS | codes::LAUNCH_TIMEOUT | codes::ASSERT | 714..=719)
