@@ -193,7 +193,7 @@ impl Shared {
             let account = Account::of(&name, view);
             (name, account)
         };
-        self.host.accounts().into_iter().map(account).collect()
+        self.fleet.accounts().into_iter().map(account).collect()
     }
 
     fn account(&self, name: &str) -> Result<Account, Problem> {
@@ -225,7 +225,7 @@ impl Shared {
         let rule = match entry {
             None => None,
             Some(entry) => {
-                self.host.check_terms(&entry)?;
+                self.fleet.check_terms(&entry)?;
                 // The host's name service may take long.
                 let resolved = tokio::task::spawn_blocking(move || resolve(entry)).await;
                 let failed = |_| {
@@ -236,7 +236,7 @@ impl Shared {
                 Some(rule.map_err(|error| Problem::field("/user", error.to_string()))?)
             }
         };
-        self.host.check_account(name, rule.as_ref())?;
+        self.fleet.check_account(name, rule.as_ref())?;
         meant?;
         if wanted.is_some() && wanted == before {
             return Ok(before);
@@ -257,13 +257,13 @@ impl Shared {
             }
         }
         self.keep(kept).await?;
-        if let Err(error) = self.host.set_account(name, rule) {
+        if let Err(error) = self.fleet.set_account(name, rule.as_ref()) {
             // A tenant of it connected meanwhile.
             self.keep(self.kept()).await?;
             return Err(error.into());
         }
-        self.snapshots.renew();
-        audit.emit(&self.host);
+        self.renew();
+        audit.emit(&self.fleet);
         Ok(self.account(name).ok())
     }
 }

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use axum::body::Bytes;
-use axum::http::{Method, Request, StatusCode, header};
+pub use axum::http::Method;
+use axum::http::{Request, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;

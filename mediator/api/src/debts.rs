@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::MissedTickBehavior;
-use turnstile_daemon::{Host, KeptDebt};
+use turnstile_daemon::{Fleet, KeptDebt};
 
 use super::Shared;
 use super::state_file::StateFile;
@@ -53,8 +53,8 @@ impl DebtFile {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn save(&self, host: &Host) -> io::Result<()> {
-        let text = serde_json::to_vec(&host.debts())?;
+    pub fn save(&self, fleet: &Fleet) -> io::Result<()> {
+        let text = serde_json::to_vec(&fleet.debts())?;
         let folder = self
             .0
             .parent()
@@ -78,7 +78,7 @@ impl Shared {
         loop {
             clock.tick().await;
             let (file, shared) = (file.clone(), self.clone());
-            let saved = tokio::task::spawn_blocking(move || file.save(&shared.host)).await;
+            let saved = tokio::task::spawn_blocking(move || file.save(&shared.fleet)).await;
             match saved {
                 Ok(Err(error)) if !failed => {
                     log::warn!("Lags of tenants are not kept over a restart: {error}");

@@ -51,7 +51,7 @@ pub(super) async fn list(
     let limit = limit(requested.limit)?;
     page::cursor(requested.cursor.as_deref())?;
     let after = requested.cursor.map_or(Ok(0), |cursor| number(&cursor))?;
-    let journal = shared.host.journal();
+    let journal = shared.fleet.journal();
     let (events, more) = journal.after(journal.seen(after), limit);
     let last = events.last().map(|event| event.seq.to_string());
     Ok(Json(Page {
@@ -69,7 +69,7 @@ impl Shared {
             tenant: None,
             trusted: caller.role == Role::Operator,
         };
-        let taken = self.host.limits().take(Resource::EventStreams, &holder, 1);
+        let taken = self.fleet.limits().take(Resource::EventStreams, &holder, 1);
         taken.map_err(|error| Problem::new(StatusCode::TOO_MANY_REQUESTS, error.to_string()))
     }
 }
@@ -89,7 +89,7 @@ pub(super) async fn follow(
     headers: HeaderMap,
 ) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, Problem> {
     let place = shared.stream_of(&caller)?;
-    let journal = shared.host.journal().clone();
+    let journal = shared.fleet.journal().clone();
     let seen = headers.get("last-event-id");
     let seen = match seen.map(|seen| number(seen.to_str().unwrap_or_default())) {
         Some(number) => journal.seen(number?),

@@ -9,39 +9,46 @@ use turnstile_accounting::ids::tenant_id;
 
 use super::Shared;
 use super::problem::Problem;
-use crate::metrics::{Identity, Names, compat, families, text};
+use crate::metrics::{Identity, Names, compat, families, joined, of_daemon, text};
 
 /// The text format's media type.
 /// SOURCE: Prometheus, Exposition formats, text-based format
 const KIND: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 pub(super) async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
-    let host = shared.snapshots.get();
-    let identity = Identity {
-        node: shared.gpu.node.clone(),
-        gpu: shared.gpu.gpu.clone(),
-        model: shared.gpu.model.clone(),
-        policy: shared.host.policy().to_owned(),
-    };
-    let uuid = |tenant| tenant_id(&identity.node, shared.host.boot(), tenant).to_string();
-    let departed = host.departed.iter().map(|tenant| tenant.tenant);
-    let tenants = host.tenants.iter().map(|tenant| tenant.tenant);
-    let tenants = tenants.chain(departed);
     let in_force = shared.in_force.get();
-    let names = Names {
-        uuids: tenants.map(|tenant| (tenant, uuid(tenant))).collect(),
-        projects: in_force
-            .prices
-            .as_ref()
-            .map_or_else(Default::default, |prices| prices.sub_accounts()),
-    };
-    let ledger = shared.snapshots.get().ledger;
-    let mut all = families(&identity, &host, ledger.as_ref(), &names);
+    let prices = in_force.prices.as_ref();
+    let projects = prices.map_or_else(Default::default, |prices| prices.sub_accounts());
+    let mut all = Vec::new();
+    for seen in &shared.gpus {
+        let host = seen.snapshots.get();
+        let identity = Identity {
+            node: seen.identity.node.clone(),
+            gpu: seen.identity.gpu.clone(),
+            model: seen.identity.model.clone(),
+            policy: seen.host.policy().to_owned(),
+        };
+        let uuid = |tenant| tenant_id(&identity.node, seen.host.boot(), tenant).to_string();
+        let departed = host.departed.iter().map(|tenant| tenant.tenant);
+        let tenants = host.tenants.iter().map(|tenant| tenant.tenant);
+        let tenants = tenants.chain(departed);
+        let names = Names {
+            uuids: tenants.map(|tenant| (tenant, uuid(tenant))).collect(),
+            projects: projects.clone(),
+        };
+        all.extend(families(&identity, &host, &names));
+        if let (true, Some(view)) = (in_force.dcgm_compat, seen.live.last()) {
+            all.extend(compat(&identity, &view));
+        }
+    }
+    all.extend(of_daemon(
+        &shared.first().identity.node,
+        &shared.fleet.limits().snapshot(),
+        shared.ledger_health().as_ref(),
+    ));
+    let mut all = joined(all);
     if let Some(measured) = &shared.measured {
         all.extend(measured.families());
-    }
-    if let (true, Some(view)) = (in_force.dcgm_compat, shared.live.last()) {
-        all.extend(compat(&identity, &view));
     }
     match text(&all) {
         Ok(text) => ([(header::CONTENT_TYPE, KIND)], text).into_response(),

@@ -5,16 +5,20 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::extract::{Extension, Path, Query, State};
+use axum::http::HeaderMap;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::Shared;
+use super::access::Caller;
 use super::etag::tagged;
+use super::gate::RequestId;
 use super::page::{Page, PageQuery};
 use super::problem::Problem;
+use super::snapshots::Seen;
+use super::write::{Write, detached};
 
 /// Where the time of one engine went since the daemon began; the parts add up to `wall_ns`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -58,6 +62,12 @@ pub struct Gpu {
     pub host_pool_bytes: u64,
     /// Tenants connected.
     pub vms: usize,
+    /// Whether it is closed to further tenants.
+    #[serde(default)]
+    pub cordoned: bool,
+    /// Why nothing is known of it now; null while it answers.
+    #[serde(default)]
+    pub silent: Option<String>,
     /// End of the last window, on the GPU's clock.
     pub at_ns: u64,
     /// Engines.
@@ -71,9 +81,9 @@ pub struct Gpu {
 }
 
 impl Shared {
-    fn gpu(&self) -> Gpu {
-        let snapshot = self.snapshots.get();
-        let capability = self.host.gpu().capabilities();
+    fn gpu(&self, place: usize, seen: &Seen) -> Gpu {
+        let snapshot = seen.snapshots.get();
+        let capability = seen.host.gpu().capabilities();
         let engines = snapshot.engines.iter().map(|engine| {
             let totals = &engine.totals;
             Engine {
@@ -89,14 +99,16 @@ impl Shared {
             }
         });
         Gpu {
-            id: self.gpu.gpu.clone(),
-            node: self.gpu.node.clone(),
-            model: self.gpu.model.clone(),
+            id: seen.identity.gpu.clone(),
+            node: seen.identity.node.clone(),
+            model: seen.identity.model.clone(),
             software: capability.software,
-            policy: self.host.policy().to_owned(),
+            policy: seen.host.policy().to_owned(),
             memory_bytes: capability.memory_bytes,
             host_pool_bytes: capability.host_pool_bytes,
             vms: snapshot.tenants.len(),
+            cordoned: self.fleet.is_closed(place),
+            silent: seen.host.silence(),
             at_ns: snapshot.at.0,
             engines: engines.collect(),
             // CAST: a sum of times of one run
@@ -119,8 +131,9 @@ pub(super) async fn list(
     State(shared): State<Arc<Shared>>,
     query: Result<Query<PageQuery>, QueryRejection>,
 ) -> Result<Json<Page<Gpu>>, Problem> {
-    let gpu = shared.gpu();
-    Page::of(query, BTreeMap::from([(gpu.id.clone(), gpu)])).map(Json)
+    let gpus = shared.gpus.iter().enumerate();
+    let gpus = gpus.map(|(place, seen)| (seen.identity.gpu.clone(), shared.gpu(place, seen)));
+    Page::of(query, gpus.collect::<BTreeMap<_, _>>()).map(Json)
 }
 
 /// One GPU.
@@ -137,13 +150,66 @@ pub(super) async fn get(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    let gpu = shared.gpu();
-    if gpu.id == id {
-        return Ok(tagged(&headers, &gpu));
+    let place = shared.place_of(&id)?;
+    Ok(tagged(&headers, &shared.gpu(place, &shared.gpus[place])))
+}
+
+impl Shared {
+    /// Closes a GPU to further tenants, or opens it again, and answers with the GPU.
+    async fn cordon(self: Arc<Self>, write: Write, closed: bool) -> Result<Gpu, Problem> {
+        let place = self.place_of(&write.name)?;
+        let _one_at_a_time = self.writes.lock().await;
+        let before = self.fleet.is_closed(place);
+        if before != closed {
+            let audit = self.audit(&write, Some(&before), Some(&closed))?;
+            let mut kept = self.kept();
+            if closed {
+                kept.cordoned.insert(write.name.clone());
+            } else {
+                kept.cordoned.remove(&write.name);
+            }
+            self.keep(kept).await?;
+            self.fleet.close(place, closed);
+            audit.emit(&self.fleet);
+        }
+        Ok(self.gpu(place, &self.gpus[place]))
     }
-    let id: String = id.chars().take(64).collect();
-    Err(Problem::new(
-        StatusCode::NOT_FOUND,
-        format!("This daemon has no GPU {id:?}; it has {}", gpu.id),
-    ))
+}
+
+/// Closes a GPU to further tenants; those on it stay. It holds over restarts of the daemon.
+#[utoipa::path(
+    put, path = "/v1/gpus/{id}/cordon", operation_id = "cordon_gpu", tag = "gpus", params(("id" = String, Path, description = "Identity of the GPU")),
+    responses(
+        (status = 200, description = "The GPU as it is now", body = Gpu),
+        (status = "4XX", response = super::Refused),
+        (status = 503, response = super::Refused),
+    )
+)]
+pub(super) async fn cordon(
+    State(shared): State<Arc<Shared>>,
+    Extension(caller): Extension<Caller>,
+    Extension(request): Extension<RequestId>,
+    Path(id): Path<String>,
+) -> Result<Json<Gpu>, Problem> {
+    let write = Write::of_gpu(caller, request, id);
+    detached(shared.cordon(write, true)).await.map(Json)
+}
+
+/// Opens a GPU to further tenants again.
+#[utoipa::path(
+    delete, path = "/v1/gpus/{id}/cordon", operation_id = "uncordon_gpu", tag = "gpus", params(("id" = String, Path, description = "Identity of the GPU")),
+    responses(
+        (status = 200, description = "The GPU as it is now", body = Gpu),
+        (status = "4XX", response = super::Refused),
+        (status = 503, response = super::Refused),
+    )
+)]
+pub(super) async fn uncordon(
+    State(shared): State<Arc<Shared>>,
+    Extension(caller): Extension<Caller>,
+    Extension(request): Extension<RequestId>,
+    Path(id): Path<String>,
+) -> Result<Json<Gpu>, Problem> {
+    let write = Write::of_gpu(caller, request, id);
+    detached(shared.cordon(write, false)).await.map(Json)
 }

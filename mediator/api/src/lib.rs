@@ -60,8 +60,6 @@ mod write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use turnstile_accounting::record::GpuIdentity;
-
 pub use access::AccessError;
 pub use debts::DebtFile;
 pub use in_force::ReloadError;
@@ -71,12 +69,11 @@ pub use state_file::{Kept, StateFile, StateFileError};
 pub use tls::TlsError;
 
 use in_force::Current;
-use live::Live;
 use measured::Measured;
 use problem::Problem;
-use snapshots::Snapshots;
+use snapshots::Seen;
 
-use turnstile_daemon::Host;
+use turnstile_daemon::Fleet;
 use turnstile_daemon::config::{ApiSection, MetricsSection};
 
 /// What the API is started with.
@@ -88,8 +85,6 @@ pub struct ApiConfig {
     pub metrics: MetricsSection,
     /// The price list, for bills and for the billed accounts of tenants.
     pub prices: Option<PathBuf>,
-    /// Its GPU.
-    pub gpu: GpuIdentity,
     /// The file of the ledger, if one is kept there.
     pub ledger: Option<PathBuf>,
 }
@@ -97,10 +92,9 @@ pub struct ApiConfig {
 /// What all requests share.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    pub(crate) host: Arc<Host>,
-    snapshots: Snapshots,
-    gpu: GpuIdentity,
-    live: Live,
+    pub(crate) fleet: Arc<Fleet>,
+    /// The GPUs, in the fleet's order; at least one.
+    gpus: Vec<Seen>,
     state: Option<StateFile>,
     /// Held for the length of a write.
     writes: tokio::sync::Mutex<()>,

@@ -5,7 +5,8 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use axum::extract::{Extension, State};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Extension, Query, State};
 use axum::http::header;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
@@ -19,7 +20,9 @@ use utoipa::ToSchema;
 
 use super::Shared;
 use super::access::{Caller, Role};
+use super::page::query;
 use super::problem::Problem;
+use super::snapshots::{GpuQuery, Seen};
 use crate::view::{Sample, View};
 
 /// Interval of samples.
@@ -77,25 +80,27 @@ impl Live {
     }
 }
 
-impl Shared {
+impl Seen {
     fn sample(&self) -> Sample {
         let snapshot = self.snapshots.get();
-        Sample::new(&snapshot, snapshot.ledger)
+        Sample::new(&self.identity.gpu, &snapshot, snapshot.ledger)
     }
 }
 
-/// Takes a sample each second, for ever.
+/// Takes a sample of each GPU each second, for ever.
 pub(super) async fn poll(shared: Arc<Shared>) {
     let mut clock = tokio::time::interval(EVERY);
     clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut before: Option<Sample> = None;
+    let mut before: Vec<Option<Sample>> = vec![None; shared.gpus.len()];
     loop {
         clock.tick().await;
-        let after = shared.sample();
-        if let Some(before) = &before {
-            shared.live.add(View::between(before, &after));
+        for (seen, before) in shared.gpus.iter().zip(&mut before) {
+            let after = seen.sample();
+            if let Some(before) = &before {
+                seen.live.add(View::between(before, &after));
+            }
+            *before = Some(after);
         }
-        before = Some(after);
     }
 }
 
@@ -104,8 +109,11 @@ pub(super) async fn poll(shared: Arc<Shared>) {
 pub struct HostInfo {
     /// Name of this host.
     pub node: String,
-    /// Identity of the GPU.
+    /// Identity of the GPU; of several, the first one's.
     pub gpu: String,
+    /// Identities of all GPUs.
+    #[serde(default)]
+    pub gpus: Vec<String>,
     /// Its model.
     pub gpu_model: String,
     /// Scheduling policy.
@@ -132,11 +140,14 @@ pub(super) async fn host(
         Role::Viewer => "viewer",
         Role::Operator => "operator",
     };
+    let first = shared.first();
+    let gpus = shared.gpus.iter();
     Json(HostInfo {
-        node: shared.gpu.node.clone(),
-        gpu: shared.gpu.gpu.clone(),
-        gpu_model: shared.gpu.model.clone(),
-        policy: shared.host.policy().to_owned(),
+        node: first.identity.node.clone(),
+        gpu: first.identity.gpu.clone(),
+        gpus: gpus.map(|seen| seen.identity.gpu.clone()).collect(),
+        gpu_model: first.identity.model.clone(),
+        policy: first.host.policy().to_owned(),
         role: role.to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
     })
@@ -144,41 +155,47 @@ pub(super) async fn host(
 
 /// Running totals now; the difference of two is what happened between them.
 #[utoipa::path(
-    get, path = "/v1/live/sample", tag = "live",
+    get, path = "/v1/live/sample", tag = "live", params(GpuQuery),
     responses(
         (status = 200, description = "Totals", body = Sample),
         (status = "4XX", response = super::Refused),
     )
 )]
-pub(super) async fn sample(State(shared): State<Arc<Shared>>) -> Json<Sample> {
-    Json(shared.sample())
+pub(super) async fn sample(
+    State(shared): State<Arc<Shared>>,
+    of: Result<Query<GpuQuery>, QueryRejection>,
+) -> Result<Json<Sample>, Problem> {
+    let of = query(of)?;
+    Ok(Json(shared.seen(of.gpu.as_deref())?.sample()))
 }
 
 /// The last five minutes, a second each, the oldest first.
 #[utoipa::path(
-    get, path = "/v1/live/history", tag = "live",
+    get, path = "/v1/live/history", tag = "live", params(GpuQuery),
     responses(
         (status = 200, description = "Seconds", body = Vec<View>),
         (status = "4XX", response = super::Refused),
     )
 )]
-pub(super) async fn history(State(shared): State<Arc<Shared>>) -> Response {
+pub(super) async fn history(
+    State(shared): State<Arc<Shared>>,
+    of: Result<Query<GpuQuery>, QueryRejection>,
+) -> Result<Response, Problem> {
+    let of = query(of)?;
+    let seen = shared.seen(of.gpu.as_deref())?;
     let kept: Vec<Arc<str>> = {
-        let kept = shared.live.kept.lock();
+        let kept = seen.live.kept.lock();
         let kept = kept.unwrap_or_else(PoisonError::into_inner);
         kept.iter().cloned().collect()
     };
     let text = format!("[{}]", kept.join(","));
-    (
-        [(header::CONTENT_TYPE, "application/json")],
-        Body::from(text),
-    )
-        .into_response()
+    let kind = [(header::CONTENT_TYPE, "application/json")];
+    Ok((kind, Body::from(text)).into_response())
 }
 
 /// Each second as it has passed: server-sent events of the name `view`.
 #[utoipa::path(
-    get, path = "/v1/live", tag = "live",
+    get, path = "/v1/live", tag = "live", params(GpuQuery),
     responses(
         (status = 200, description = "Events without end, the data of each a View", content_type = "text/event-stream", body = String),
         (status = "4XX", response = super::Refused),
@@ -187,9 +204,11 @@ pub(super) async fn history(State(shared): State<Arc<Shared>>) -> Response {
 pub(super) async fn stream(
     State(shared): State<Arc<Shared>>,
     Extension(caller): Extension<Caller>,
+    of: Result<Query<GpuQuery>, QueryRejection>,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Problem> {
+    let of = query(of)?;
+    let views = shared.seen(of.gpu.as_deref())?.live.listen();
     let place = shared.stream_of(&caller)?;
-    let views = shared.live.listen();
     let events = views.map(move |text| {
         let _held = &place;
         Ok(Event::default().event("view").data(&*text))

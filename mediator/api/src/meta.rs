@@ -11,6 +11,7 @@ use utoipa::ToSchema;
 
 use super::Shared;
 use super::problem::Problem;
+use turnstile_daemon::LedgerHealth;
 
 /// Which daemon this is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -26,9 +27,9 @@ pub(crate) struct Version {
 /// How the daemon is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct Health {
-    /// End of the last accounted window, on the GPU's clock.
+    /// End of the last accounted window, on the GPU's clock; of several GPUs, the earliest.
     pub at_ns: u64,
-    /// Time that cannot be accounted for; zero, or something is broken.
+    /// Time that cannot be accounted for, of all GPUs; zero, or something is broken.
     pub conservation_error_ns: u64,
     /// The durable ledger; null without one.
     pub ledger: Option<LedgerState>,
@@ -46,17 +47,33 @@ pub(crate) struct LedgerState {
 }
 
 impl Shared {
+    /// How the durable ledgers of all GPUs stand together; none without one.
+    pub(super) fn ledger_health(&self) -> Option<LedgerHealth> {
+        let each = self.gpus.iter();
+        let each = each.filter_map(|seen| seen.snapshots.get().ledger);
+        each.reduce(|a, b| LedgerHealth {
+            written: a.written + b.written,
+            failing: a.failing || b.failing,
+            refused: a.refused + b.refused,
+            behind_ns: a.behind_ns.max(b.behind_ns),
+            window_ns: a.window_ns,
+        })
+    }
+
     fn health(&self) -> Health {
-        let snapshot = self.snapshots.get();
-        let ledger = snapshot.ledger.map(|health| LedgerState {
+        let ledger = self.ledger_health().map(|health| LedgerState {
             written: health.written,
             failing: health.failing,
             refused: health.refused,
         });
+        let each = self.gpus.iter().map(|seen| seen.snapshots.get());
+        let (at_ns, error) = each.fold((u64::MAX, 0), |(at, error), host| {
+            (at.min(host.at.0), error + host.conservation_error_ns)
+        });
         Health {
-            at_ns: snapshot.at.0,
+            at_ns,
             // CAST: a sum of times of one run
-            conservation_error_ns: snapshot.conservation_error_ns as u64,
+            conservation_error_ns: error as u64,
             ledger,
         }
     }
@@ -84,12 +101,16 @@ pub(super) async fn alive(State(shared): State<Arc<Shared>>) -> Json<Health> {
     )
 )]
 pub(super) async fn ready(State(shared): State<Arc<Shared>>) -> Response {
-    if let Some(reason) = shared.host.silence() {
-        let detail = format!("The GPU is silent, and its time is charged to no tenant: {reason}");
+    if let Some((gpu, reason)) = shared.fleet.silence() {
+        let gpu = &gpu.gpu;
+        let detail =
+            format!("The GPU {gpu} is silent, and its time is charged to no tenant: {reason}");
         return Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail).into_response();
     }
     let health = shared.health();
-    if let Some(reason) = &shared.snapshots.get().ledger_reason {
+    let mut reasons = shared.gpus.iter();
+    let reason = reasons.find_map(|seen| seen.snapshots.get().ledger_reason.clone());
+    if let Some(reason) = reason {
         let detail = format!("The ledger is not written, and tried again: {reason}");
         return Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail).into_response();
     }

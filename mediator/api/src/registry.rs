@@ -71,7 +71,7 @@ pub(super) async fn register(
         return Err(Problem::field("/name", NAME_RULE));
     }
     let wanted = registration.settings()?;
-    let before = shared.host.settings().get(&name).copied();
+    let before = shared.first().host.settings().get(&name).copied();
     let known = name.clone();
     let decide = move |_: Option<&Vm>, set: Option<Settings>| match set {
         None => Ok((Some(wanted), Ok(()))),

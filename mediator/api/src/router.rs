@@ -41,6 +41,7 @@ fn routes() -> OpenApiRouter<Arc<Shared>> {
     OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(gpus::list))
         .routes(routes!(gpus::get))
+        .routes(routes!(gpus::cordon, gpus::uncordon))
         .routes(routes!(vms::list, registry::register))
         .routes(routes!(vms::get, registry::forget))
         .routes(routes!(

@@ -16,16 +16,16 @@ use tokio::sync::watch;
 use super::access::{Caller, Peer, Role};
 use super::connections::{ACCEPT_AGAIN, Connections, serve};
 use super::in_force::{Current, InForce, ReloadError};
-use super::live::{self, Live};
+use super::live;
 use super::measured::Measured;
 use super::open_metrics::OpenMetrics;
 use super::router::{open_router, router};
-use super::snapshots::Snapshots;
+use super::snapshots::Seen;
 use super::state_file::StateFile;
 use super::sys::peer_groups;
 use super::tls::{Network, Renewal};
 use super::{ApiConfig, Shared};
-use turnstile_daemon::Host;
+use turnstile_daemon::Fleet;
 use turnstile_daemon::config::{ApiSection, MetricsSection};
 use turnstile_daemon::socket::{ListenError, listen};
 use turnstile_host::confine;
@@ -90,12 +90,11 @@ impl Api {
     ///
     /// # Errors
     /// When a socket cannot be had.
-    pub fn start(config: ApiConfig, host: Arc<Host>) -> Result<Self, ApiError> {
+    pub fn start(config: ApiConfig, fleet: Arc<Fleet>) -> Result<Self, ApiError> {
         let ApiConfig {
             section,
             metrics,
             prices,
-            gpu,
             ledger,
         } = config;
         let in_force = InForce::of(&section, &metrics, prices.as_deref())?;
@@ -125,10 +124,8 @@ impl Api {
         };
         let metrics = metrics.listen.map(open).transpose()?;
         let shared = Arc::new(Shared {
-            snapshots: Snapshots::new(host.clone()),
-            host,
-            gpu,
-            live: Live::default(),
+            gpus: Seen::of(&fleet),
+            fleet,
             state,
             writes: tokio::sync::Mutex::new(()),
             in_force: Current::new(in_force),
@@ -227,7 +224,7 @@ async fn run(shared: Arc<Shared>, doors: Doors, mut stopped: watch::Receiver<boo
     tokio::spawn(shared.clone().keep_names());
     tokio::spawn(shared.clone().keep_debts());
     let router = router(shared.clone());
-    let connections = Connections::new(shared.host.limits().clone());
+    let connections = Connections::new(shared.fleet.limits().clone());
     for Listening { listener, most } in doors.listening {
         let listener = listener
             .set_nonblocking(true)

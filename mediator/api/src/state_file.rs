@@ -1,7 +1,7 @@
 //! Operators' settings in a file. It is replaced as a whole, so that a crash leaves the old or the
 //! new one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -34,6 +34,8 @@ pub struct Kept {
     pub accounts: BTreeMap<String, Entry>,
     /// Tenant names, and the accounts that they belong to.
     pub names: BTreeMap<String, String>,
+    /// GPUs that are closed to further tenants.
+    pub cordoned: BTreeSet<String>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -46,6 +48,8 @@ struct Content {
     accounts: BTreeMap<String, Entry>,
     #[serde(default)]
     names: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    cordoned: BTreeSet<String>,
 }
 
 /// Why settings cannot be read or kept.
@@ -126,6 +130,7 @@ impl StateFile {
             tenants: content.tenants,
             accounts: content.accounts,
             names: content.names,
+            cordoned: content.cordoned,
         })
     }
 
@@ -148,6 +153,7 @@ impl StateFile {
             tenants: kept.tenants.clone(),
             accounts: kept.accounts.clone(),
             names: kept.names.clone(),
+            cordoned: kept.cordoned.clone(),
         };
         let mut text = serde_json::to_vec_pretty(&content)?;
         text.push(b'\n');

@@ -244,11 +244,11 @@ pub(super) async fn sums(
         .await?;
     // CAST: of 32 days and some engines
     let ns = |wide: u128| wide as u64;
-    let pinned = pinned(
-        &shared.gpu.node,
-        shared.host.boot(),
-        &shared.snapshots.get(),
-    );
+    let pinned: BTreeMap<Uuid, u64> = shared
+        .gpus
+        .iter()
+        .flat_map(|seen| pinned(&seen.identity.node, seen.host.boot(), &seen.snapshots.get()))
+        .collect();
     let items = summed.tenants.into_iter().map(|sum| TenantUsed {
         pinned_bytes: pinned.get(&sum.tenant.id).copied(),
         id: sum.tenant.id,

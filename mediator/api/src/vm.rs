@@ -107,6 +107,9 @@ pub struct Vm {
     pub account: Option<String>,
     /// Whether it is connected. A tenant that is not is listed if it has settings.
     pub connected: bool,
+    /// Identity of the GPU that it is on; null if it is not connected.
+    #[serde(default)]
+    pub gpu: Option<String>,
     /// Number in this run of the daemon.
     pub number: Option<u32>,
     /// How it is scheduled, now or when it connects.
@@ -195,7 +198,12 @@ fn residence(memory: MemorySnapshot) -> VmResidence {
     }
 }
 
-fn connected(tenant: &TenantSnapshot, entitled: Option<f64>, limits: MemoryLimits) -> Vm {
+fn connected(
+    gpu: &str,
+    tenant: &TenantSnapshot,
+    entitled: Option<f64>,
+    limits: MemoryLimits,
+) -> Vm {
     let kind = match tenant.kind {
         TenantKind::Vm => "vm",
         TenantKind::Program { .. } => "program",
@@ -205,6 +213,7 @@ fn connected(tenant: &TenantSnapshot, entitled: Option<f64>, limits: MemoryLimit
         kind: Some(kind.into()),
         account: Some(tenant.account.clone()),
         connected: true,
+        gpu: Some(gpu.to_owned()),
         number: Some(tenant.tenant.0),
         scheduling: Scheduling::of(tenant.weight, tenant.cap, tenant.latency_target),
         entitled_ratio: entitled,
@@ -230,6 +239,7 @@ fn absent(name: &str, settings: &Settings, default: Weight, account: Option<Stri
         kind: None,
         account,
         connected: false,
+        gpu: None,
         number: None,
         scheduling: Scheduling::of(weight, settings.cap, settings.latency_target),
         entitled_ratio: None,
@@ -244,22 +254,25 @@ fn absent(name: &str, settings: &Settings, default: Weight, account: Option<Stri
 impl Shared {
     /// All tenants by name: those that are connected, and those of which something is set.
     pub(super) fn vms(&self) -> BTreeMap<String, Vm> {
-        let (host, snapshot) = (&self.host, self.snapshots.get());
-        let (settings, default) = (&snapshot.settings, host.default_weight());
+        let first = self.first();
+        let (default, set) = (first.host.default_weight(), first.snapshots.get());
+        let settings = &set.settings;
         let named = |(name, settings): (&String, &Settings)| {
-            let owner = snapshot.owners.get(name).cloned();
+            let owner = set.owners.get(name).cloned();
             let vm = absent(name, settings, default, owner);
             (name.clone(), vm)
         };
         let mut vms: BTreeMap<String, Vm> = settings.iter().map(named).collect();
-        let last = self.live.last();
-        let rows = last.iter().flat_map(|view| &view.tenants);
-        let entitled: BTreeMap<u32, f64> = rows.map(|row| (row.tenant, row.entitled)).collect();
-        for tenant in &snapshot.tenants {
-            let entitled = entitled.get(&tenant.tenant.0).copied();
-            let set = settings.get(&tenant.name).copied().unwrap_or_default();
-            let vm = connected(tenant, entitled, set.memory);
-            vms.insert(tenant.name.clone(), vm);
+        for seen in &self.gpus {
+            let last = seen.live.last();
+            let rows = last.iter().flat_map(|view| &view.tenants);
+            let entitled: BTreeMap<u32, f64> = rows.map(|row| (row.tenant, row.entitled)).collect();
+            for tenant in &seen.snapshots.get().tenants {
+                let entitled = entitled.get(&tenant.tenant.0).copied();
+                let set = settings.get(&tenant.name).copied().unwrap_or_default();
+                let vm = connected(&seen.identity.gpu, tenant, entitled, set.memory);
+                vms.insert(tenant.name.clone(), vm);
+            }
         }
         vms
     }
@@ -267,13 +280,13 @@ impl Shared {
     /// A tenant that is listed, or has a name that belongs to an account.
     pub(super) fn vm(&self, name: &str) -> Result<Vm, Problem> {
         let known = self.vms().remove(name).or_else(|| {
-            let owner = self.host.owner(name)?;
-            let default = self.host.default_weight();
+            let first = &self.first().host;
+            let (owner, default) = (first.owner(name)?, first.default_weight());
             Some(absent(name, &Settings::default(), default, Some(owner)))
         });
         let mut vm = known.ok_or_else(|| Problem::no_vm(name))?;
         vm.held = vm.number.map(|number| {
-            let held = self.host.limits().of_tenant(TenantId(number));
+            let held = self.fleet.limits().of_tenant(TenantId(number));
             let named = |(name, amount): (&str, Amount)| (name.to_owned(), amount);
             held.into_iter().map(named).collect()
         });

@@ -15,7 +15,7 @@ use super::gate::RequestId;
 use super::problem::Problem;
 use super::state_file::Kept;
 use super::vm::Vm;
-use turnstile_daemon::{Changed, Host, Settings, SettingsError};
+use turnstile_daemon::{Changed, Fleet, Settings, SettingsError};
 
 /// Names that tenants have taken are written to the state file this often.
 const KEEP_EVERY: Duration = Duration::from_secs(1);
@@ -28,11 +28,11 @@ const KEEP_AGAIN: Duration = Duration::from_secs(60);
 pub(super) struct Write {
     pub(super) caller: Caller,
     pub(super) id: RequestId,
-    /// What is written: `vm` or `account`.
+    /// What is written: `vm`, `account` or `gpu`.
     of: &'static str,
     /// Which part of the tenant, or `account`.
     pub(super) part: &'static str,
-    /// Which tenant or account.
+    /// Which tenant, account or GPU.
     pub(super) name: String,
 }
 
@@ -49,6 +49,13 @@ impl Write {
             of: "vm",
             part,
             name,
+        }
+    }
+
+    pub(super) fn of_gpu(caller: Caller, id: RequestId, name: String) -> Self {
+        Self {
+            of: "gpu",
+            ..Self::new(caller, id, "cordoned", name)
         }
     }
 
@@ -126,13 +133,13 @@ impl Shared {
         decide: impl FnOnce(Option<&Vm>, Option<Settings>) -> Decided,
     ) -> Result<Option<Vm>, Problem> {
         let _one_at_a_time = self.writes.lock().await;
-        self.snapshots.renew();
+        self.renew();
         let name = &write.name;
         let mut kept = self.kept();
         let vm = self.vm(name).ok();
         let before = kept.tenants.get(name).copied();
         let (wanted, meant) = decide(vm.as_ref(), before)?;
-        self.host.check_settings(name, wanted.as_ref())?;
+        self.fleet.check_settings(name, wanted.as_ref())?;
         meant?;
         // A tenant that is forgotten gives its name back, whether something is set of it or not.
         let freed = wanted.is_none().then(|| kept.names.remove(name)).flatten();
@@ -148,27 +155,28 @@ impl Shared {
             None => kept.tenants.remove(name),
         };
         self.keep(kept).await?;
-        if let Err(error) = self.host.set_settings(name, wanted) {
+        if let Err(error) = self.fleet.set_settings(name, wanted) {
             // A tenant connected or left meanwhile, and the change does not fit any more.
             self.keep(self.kept()).await?;
             return Err(error.into());
         }
         if freed.is_some() {
-            self.host.forget_name(name);
+            self.fleet.forget_name(name);
         }
-        self.snapshots.renew();
-        audit.emit(&self.host);
+        self.renew();
+        audit.emit(&self.fleet);
         Ok(self.vm(name).ok())
     }
 
     /// What a state file keeps, as it is now.
     pub(super) fn kept(&self) -> Kept {
-        let tenants = self.host.settings();
-        let (accounts, names) = self.host.kept_accounts();
+        let tenants = self.first().host.settings();
+        let (accounts, names) = self.first().host.kept_accounts();
         Kept {
             tenants,
             accounts,
             names,
+            cordoned: self.fleet.closed().map(str::to_owned).collect(),
         }
     }
 
@@ -178,7 +186,7 @@ impl Shared {
         let mut written = 0;
         loop {
             tokio::time::sleep(KEEP_EVERY).await;
-            let changes = self.host.account_changes();
+            let changes = self.fleet.account_changes();
             if changes == written {
                 continue;
             }
@@ -217,7 +225,7 @@ impl Shared {
         old: Option<&T>,
         new: Option<&T>,
     ) -> Result<Audit, Problem> {
-        if !self.host.can_note() {
+        if !self.first().host.can_note() {
             return Err(Problem::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "Nothing was changed: the ledger, which notes every change, is not written (is the disk full?)",
@@ -247,7 +255,7 @@ pub(super) struct Audit {
 }
 
 impl Audit {
-    pub(super) fn emit(self, host: &Host) {
+    pub(super) fn emit(self, fleet: &Fleet) {
         let Self { of, name, change } = self;
         log::info!(
             target: "turnstile::audit",
@@ -258,6 +266,6 @@ impl Audit {
             change.old,
             change.new,
         );
-        host.note(&format!("{of}_set"), &name, change);
+        fleet.note(&format!("{of}_set"), &name, change);
     }
 }

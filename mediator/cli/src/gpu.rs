@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Subcommand;
+use turnstile_api::client::{Call, ClientError, Method};
 use turnstile_api::gpus::{Engine, Gpu};
 
 use turnstile_figures::columns::table;
@@ -27,6 +28,16 @@ enum Command {
         /// Its identity, as listed
         id: String,
     },
+    /// Close a GPU to further VMs; those on it stay
+    Cordon {
+        /// Its identity, as listed
+        id: String,
+    },
+    /// Open a GPU to further VMs again
+    Uncordon {
+        /// Its identity, as listed
+        id: String,
+    },
 }
 
 pub(crate) fn run(args: &Args) -> ExitCode {
@@ -34,7 +45,23 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     admin.exit(match &args.command {
         Command::List => admin.list("/v1/gpus", show),
         Command::Get { id } => admin.get(&format!("/v1/gpus/{}", escaped(id)), show),
+        Command::Cordon { id } => cordon(admin, id, Method::PUT),
+        Command::Uncordon { id } => cordon(admin, id, Method::DELETE),
     })
+}
+
+/// Closes or opens a GPU, and shows it as it is then.
+fn cordon(admin: &Admin, id: &str, method: Method) -> Result<(), ClientError> {
+    let client = admin.client();
+    let answer = client.call(&Call {
+        method,
+        path: &format!("/v1/gpus/{}/cordon", escaped(id)),
+        body: None,
+        if_match: None,
+    })?;
+    let gpu: Gpu = client.read(&answer)?;
+    admin.show(&gpu, |gpu| show(std::slice::from_ref(gpu)));
+    Ok(())
 }
 
 fn show(gpus: &[Gpu]) {
@@ -49,6 +76,12 @@ fn show(gpus: &[Gpu]) {
                 gpu.id.clone(),
                 gpu.model.clone(),
                 gpu.policy.clone(),
+                match (&gpu.silent, gpu.cordoned) {
+                    (Some(_), _) => "silent",
+                    (None, true) => "cordoned",
+                    (None, false) => "open",
+                }
+                .into(),
                 gpu.vms.to_string(),
                 (gpu.memory_bytes >> 20).to_string(),
                 percent(sum(|engine| engine.used_ns)),
@@ -58,7 +91,7 @@ fn show(gpus: &[Gpu]) {
         })
         .collect();
     let head = [
-        "GPU", "MODEL", "POLICY", "VMS", "MEM-MIB", "USED", "SWITCH", "IDLE",
+        "GPU", "MODEL", "POLICY", "STATE", "VMS", "MEM-MIB", "USED", "SWITCH", "IDLE",
     ];
     table(&head, &rows);
 }

@@ -25,10 +25,16 @@ pub(crate) fn choose(config: &Config) -> anyhow::Result<Chosen> {
 /// Identity and model of the GPU, for the ledger.
 pub(crate) fn identity(config: &Config) -> anyhow::Result<(String, String)> {
     let named = |id: &str, model: &str| Ok((id.to_owned(), model.to_owned()));
+    let index = config.gpu.index;
     let device = config.gpu.device.as_deref().unwrap_or_default();
     match config.gpu.kind {
-        GpuKind::Soft => return named("software-0", "Software GPU"),
-        GpuKind::VfioFake => return named("software-pci-0", "Software GPU behind PCI, simulated"),
+        GpuKind::Soft => return named(&format!("software-{index}"), "Software GPU"),
+        GpuKind::VfioFake => {
+            return named(
+                &format!("software-pci-{index}"),
+                "Software GPU behind PCI, simulated",
+            );
+        }
         GpuKind::Vfio | GpuKind::VfioUser => return named(&format!("pci-{device}"), "PCI GPU"),
         GpuKind::Nvidia => {}
     }

@@ -1,6 +1,7 @@
 //! Opens the durable ledger of a configuration.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
 use turnstile_accounting::Nanos;
@@ -8,8 +9,8 @@ use turnstile_accounting::record::GpuIdentity;
 #[cfg(feature = "postgres")]
 use turnstile_accounting::store::{PostgresStore, holds_password};
 use turnstile_accounting::store::{SqliteStore, Store};
-use turnstile_daemon::LedgerConfig;
 use turnstile_daemon::config::LedgerSection;
+use turnstile_daemon::{LedgerConfig, SharedStore};
 
 #[cfg(not(feature = "postgres"))]
 use super::absent::absent;
@@ -107,21 +108,22 @@ impl Source {
     }
 }
 
-/// Opens the ledger for the GPU that `identity` names, if the configuration has one.
-pub(super) fn open(
+/// Opens the configured ledger to write, if there is one; all GPUs of a daemon share it.
+pub(super) fn open(section: &LedgerSection) -> anyhow::Result<Option<SharedStore>> {
+    Ok(store(section)?.map(|store| Arc::new(Mutex::new(store))))
+}
+
+/// The part of a ledger that one GPU has.
+pub(super) fn of_gpu(
     section: &LedgerSection,
-    identity: impl FnOnce() -> anyhow::Result<(String, String)>,
-) -> anyhow::Result<Option<LedgerConfig>> {
-    let Some(store) = store(section)? else {
-        return Ok(None);
-    };
-    let node = node(section);
-    let (gpu, model) = identity()?;
+    store: SharedStore,
+    gpu: GpuIdentity,
+) -> LedgerConfig {
     let keep = section.keep_days * 86_400_000_000_000;
-    Ok(Some(LedgerConfig {
+    LedgerConfig {
         store,
-        gpu: GpuIdentity { node, gpu, model },
+        gpu,
         window_ns: Nanos::from_ms(section.window_ms),
         keep_ns: (keep > 0).then_some(Nanos(keep)),
-    }))
+    }
 }

@@ -1,4 +1,7 @@
-//! `turnstile serve`: the daemon in the foreground. It prints a snapshot on SIGUSR1.
+//! `turnstile serve`: the daemon in the foreground. It prints a snapshot of each GPU on SIGUSR1.
+
+mod confined;
+mod start;
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -9,26 +12,24 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use turnstile_abi::CHUNK_BYTES;
-use turnstile_accounting::Nanos;
 use turnstile_accounting::record::GpuIdentity;
 use turnstile_api::{Api, ApiConfig, DebtFile, StateFile};
-use turnstile_daemon::accounts::Entry;
 use turnstile_daemon::config::{
-    Config, ConfigError, Effective, GpuKind, Meter, Origin, Problem, Reloaded, SuspendKind, changed,
+    Config, ConfigError, Effective, GpuKind, Origin, Problem, Reloaded, SuspendKind, changed,
 };
-use turnstile_daemon::{AccountsConfig, Daemon, DaemonConfig, HostConfig, MeterKind, resolve_all};
-use turnstile_host::confine::{self, Files, Plan};
+use turnstile_daemon::{AccountsConfig, Daemon, Homecoming, resolve_all};
 use turnstile_host::run_folder;
-use turnstile_policies::{Tuning, Weight};
+use turnstile_policies::Weight;
 use turnstile_vmm::front::Front;
 
-use super::chosen::Chosen;
-use super::gpus::{self, identity};
 use super::ledger;
 use super::logging;
 use super::options::{DEFAULT_PATH, Options};
 use super::service::Service;
 use super::vfio_user;
+use confined::confine;
+use start::identity;
+pub(crate) use start::start;
 
 /// Control node of NVIDIA's driver.
 pub(crate) const NVIDIA_CONTROL: &str = "/dev/nvidiactl";
@@ -60,53 +61,6 @@ pub(crate) fn oversubscribe(config: &mut Config, factor: f64, vms: u64) -> anyho
     Ok(())
 }
 
-/// Starts a daemon.
-pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
-    // First: unreadable settings or a ledger that cannot be written are no reason to touch a GPU.
-    // Tenants that connect before the API starts then have their settings.
-    let state = config.api.state.clone().map(StateFile::new);
-    let debts = state.as_ref().map(|state| DebtFile::beside(state).load());
-    let kept = state.map(|state| state.load()).transpose()?;
-    let kept = kept.unwrap_or_default();
-    let ledger = ledger::open(&config.ledger, || identity(config))?;
-    let Chosen { gpu, mut timing } = gpus::choose(config)?;
-    let scheduling = &config.scheduling;
-    if let Some(ms) = scheduling.period_ms {
-        timing.period = Nanos::from_ms(ms);
-    }
-    let meter = match config.gpu.meter {
-        Meter::Events => MeterKind::Events,
-        Meter::Polled => MeterKind::Polled,
-        Meter::Adaptive => MeterKind::Adaptive,
-    };
-    let tuning = Tuning {
-        patience_ns: Nanos::from_us(scheduling.patience_us),
-        ..Tuning::default()
-    };
-    let host = HostConfig {
-        policy: config.policy().to_owned(),
-        tuning,
-        weight: Weight::new(scheduling.default_weight)?,
-        gpu_memory_bytes: config.memory.vm_mib << 20,
-        channels: scheduling.channels_per_vm,
-        tenants_max: scheduling.tenants_max,
-    };
-    let daemon = DaemonConfig {
-        socket: config.sockets.vmm.clone(),
-        host,
-        meter,
-        timing,
-        settings: kept.tenants,
-        debts: debts.unwrap_or_default(),
-        accounts: AccountsConfig {
-            made: kept.accounts,
-            names: kept.names,
-            ..config.accounts()
-        },
-    };
-    Ok(Daemon::with_ledger(daemon, gpu, ledger)?)
-}
-
 /// Names the API's sockets, which are beside that of VMMs unless configured.
 fn name_sockets(config: &mut Config) {
     let beside = |name| config.sockets.vmm.with_file_name(name);
@@ -118,16 +72,13 @@ fn name_sockets(config: &mut Config) {
 
 /// Starts the admin API of a daemon.
 fn api(config: &Config, daemon: &Daemon) -> anyhow::Result<Api> {
-    let (gpu, model) = identity(config)?;
-    let node = ledger::node(&config.ledger);
     let api = ApiConfig {
         section: config.api.clone(),
         metrics: config.metrics.clone(),
         prices: config.ledger.prices.clone(),
-        gpu: GpuIdentity { node, gpu, model },
         ledger: config.ledger.path.clone(),
     };
-    Ok(Api::start(api, daemon.host().clone())?)
+    Ok(Api::start(api, daemon.fleet().clone())?)
 }
 
 /// Serves the devices of stock VMMs' VMs.
@@ -176,7 +127,15 @@ fn software_by_default(effective: &Effective, nvidia: bool) -> Result<Option<Str
 /// What a daemon prints at its start: its GPU, where it listens, its ledger, and the files that it
 /// read.
 fn started(effective: &Effective, config: &Config) -> anyhow::Result<[String; 4]> {
-    let (id, model) = identity(config)?;
+    let gpu = |card: &Config| -> anyhow::Result<String> {
+        let GpuIdentity { gpu, model, .. } = identity(card)?;
+        Ok(format!("{model} ({gpu}), policy {}", card.policy()))
+    };
+    let gpus = config
+        .cards()
+        .iter()
+        .map(gpu)
+        .collect::<anyhow::Result<Vec<_>>>()?;
     let api = &config.api;
     let show = |path: &PathBuf| path.display().to_string();
     let mut listens = vec![format!("{} (VMs and programs)", show(&config.sockets.vmm))];
@@ -211,7 +170,7 @@ fn started(effective: &Effective, config: &Config) -> anyhow::Result<[String; 4]
         files => files.join(", "),
     };
     Ok([
-        format!("GPU: {model} ({id}), policy {}", config.policy()),
+        format!("GPU: {}", gpus.join("; ")),
         format!("Listening on {}", listens.join(", ")),
         ledger,
         format!("Configuration: {files}"),
@@ -252,12 +211,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     for line in started(&effective, &config)? {
         log::info!("{line}");
     }
-    let service = Service::ready(&status, daemon.periods().clone())?;
+    let service = Service::ready(&status, daemon.periods().to_vec())?;
     let print_snapshot = |daemon: &Daemon| -> anyhow::Result<()> {
-        println!(
-            "{}",
-            serde_json::to_string_pretty(&daemon.host().snapshot())?
-        );
+        for member in daemon.fleet().members() {
+            println!("{}", serde_json::to_string_pretty(&member.host.snapshot())?);
+        }
         Ok(())
     };
     for signal in signals.forever() {
@@ -280,7 +238,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     // Before tenants leave.
     let state = config.api.state.clone().map(StateFile::new);
     if let Some(file) = state.as_ref().map(DebtFile::beside)
-        && let Err(error) = file.save(daemon.host())
+        && let Err(error) = file.save(daemon.fleet())
     {
         log::warn!("Lags of tenants are not kept: {error}");
     }
@@ -306,9 +264,13 @@ fn bring_memory_back(daemon: &Daemon, signals: &mut Signals) {
     const POLL_INTERVAL: Duration = Duration::from_millis(20);
     let begin = Instant::now();
     let mut reported_at: Option<Instant> = None;
-    daemon.host().bring_memory_back();
+    let members = daemon.fleet().members();
+    for member in members {
+        member.host.bring_memory_back();
+    }
     let left = loop {
-        let home = daemon.host().homecoming();
+        let home = members.iter().map(|member| member.host.homecoming());
+        let home = home.fold(Homecoming::default(), Homecoming::and);
         let ends = |signal| matches!(signal, SIGINT | SIGTERM);
         if home.left_bytes == 0 || begin.elapsed() >= LIMIT || signals.pending().any(ends) {
             break home;
@@ -349,8 +311,8 @@ fn reload(
     } = config.accounts();
     let entries = resolve_all(entries)?;
     api.reload(&config.api, &config.metrics, prices)?;
-    daemon.host().configure_accounts(entries, fronts);
-    daemon.host().set_default_weight(weight);
+    daemon.fleet().configure_accounts(&entries, &fronts);
+    daemon.fleet().set_default_weight(weight);
     let list = |keys: &[&str]| match keys {
         [] => "nothing".to_owned(),
         keys => keys.join(", "),
@@ -383,64 +345,6 @@ fn raise_file_limit() {
     if let Err(error) = raised {
         log::warn!("The limit of open files stays: {error}");
     }
-}
-
-/// Gives up privileges that this daemon does not need, before it has threads.
-fn confine(config: &Config, file: &Path) -> anyhow::Result<()> {
-    let software = config.gpu.kind == GpuKind::Soft;
-    let safety = &config.safety;
-    let files = safety.landlock.then(|| files(config, file));
-    confine::plan(Plan {
-        seccomp: safety.seccomp,
-        software,
-        api_files: files.clone().filter(|_| !software),
-        keep_capabilities: safety.keep_capabilities,
-    });
-    if !software {
-        return Ok(());
-    }
-    if !safety.keep_capabilities {
-        confine::give_up_capabilities().context("Giving up capabilities failed")?;
-    }
-    if let Some(files) = files
-        && !confine::restrict_files(&files).context("Giving up files failed")?
-    {
-        log::info!("This kernel has no Landlock: the daemon can reach what its user can reach");
-    }
-    // The name service loads its libraries now: memory that is mapped later cannot become code.
-    let entry = Entry {
-        user: Some("root".into()),
-        ..Entry::default()
-    };
-    let _ = resolve_all(vec![("root".into(), entry)]);
-    confine::enter(confine::Role::Process);
-    Ok(())
-}
-
-/// The folders of the files in the configuration.
-fn files(config: &Config, file: &Path) -> Files {
-    let (ledger, api) = (&config.ledger, &config.api);
-    let folders = |paths: &[&Option<PathBuf>]| -> Vec<PathBuf> {
-        let named = paths.iter().filter_map(|path| path.as_deref());
-        named.map(confine::folder_of).collect()
-    };
-    let trace = &config.gpu.soft.trace;
-    let sockets = [&api.socket, &api.read_only_socket];
-    let mut writable = folders(&[&ledger.path, &api.state, sockets[0], sockets[1], trace]);
-    writable.push(confine::folder_of(&config.sockets.vmm));
-    if let Some(fronts) = &config.vfio_user.folder {
-        // Their sockets, and the devices by which doorbell writes are noticed.
-        writable.extend([fronts.clone(), PathBuf::from("/dev")]);
-    }
-    // SQLite sorts large results there. Landlock does not restrict the connection to a PostgreSQL
-    // server's socket.
-    writable.push(std::env::temp_dir());
-    let tls = [&api.tls.certificate, &api.tls.key, &api.tls.client_ca];
-    let mut readable = folders(&tls);
-    readable.extend(folders(&[&ledger.postgres_password_file, &ledger.prices]));
-    // A reload reads the configuration again.
-    readable.push(confine::folder_of(file));
-    Files { readable, writable }
 }
 
 #[cfg(test)]

@@ -24,8 +24,9 @@ fn notify(state: &[NotifyState<'_>]) {
 
 impl Service {
     /// Reports that all sockets listen. A manager with a watchdog is notified only while `periods`
-    /// rises: a daemon that answers but no longer accounts is restarted.
-    pub(crate) fn ready(status: &str, periods: Arc<AtomicU64>) -> std::io::Result<Self> {
+    /// rise: a daemon that answers but no longer accounts is restarted. One GPU that stands still is
+    /// no reason to end the tenants of the others.
+    pub(crate) fn ready(status: &str, periods: Vec<Arc<AtomicU64>>) -> std::io::Result<Self> {
         notify(&[NotifyState::Ready, NotifyState::Status(status)]);
         let Some(limit) = sd_notify::watchdog_enabled() else {
             return Ok(Self {
@@ -41,7 +42,7 @@ impl Service {
             .name("turnstile-wdog".into())
             .spawn(move || {
                 while stop.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
-                    let now = periods.load(Ordering::Relaxed);
+                    let now: u64 = periods.iter().map(|one| one.load(Ordering::Relaxed)).sum();
                     if last.replace(now) != Some(now) {
                         notify(&[NotifyState::Watchdog]);
                     }

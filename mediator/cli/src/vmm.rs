@@ -49,6 +49,9 @@ pub(crate) struct Args {
     /// Its weight, 1 to 10000
     #[arg(long)]
     weight: Option<u32>,
+    /// GPU memory that it may own, in MiB; without it, as much as the daemon gives by default
+    #[arg(long)]
+    gpu_memory_mib: Option<u32>,
     /// Have every doorbell write at a closed gate exit the guest and be counted, not only the
     /// first; each costs an exit
     #[arg(long)]
@@ -173,6 +176,7 @@ fn start(args: &Args) -> anyhow::Result<VmHandle> {
     };
     let config = VmConfig {
         weight: args.weight,
+        gpu_memory_bytes: args.gpu_memory_mib.map(|mib| u64::from(mib) << 20),
         guest_elf: turnstile_images::GUEST_ELF.to_vec(),
         args: workload.encode().to_vec(),
         files: turnstile_images::files(),

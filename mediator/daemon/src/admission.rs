@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -14,12 +15,12 @@ use turnstile_accounting::{AccountId, TenantId};
 use turnstile_policies::{Membership, Weight};
 use turnstile_vmm::wire::{FrameWriter, PROTOCOL, ToDaemon, ToVmm};
 
-use super::error::{HostError, chain};
+use super::error::HostError;
 use super::host::dma::MemoryDesk;
 use super::host::mailbox::Mailbox;
 use super::host::peer::{Kind, Peer, Tenant, Vm};
 use super::host::settings::Brought;
-use super::host::{Host, State};
+use super::host::{Host, State, refuse};
 use crate::accounts::Claim;
 use crate::limits::{Holder, Limits, Resource, is_trusted};
 use crate::names::{NAME_BYTES_MAX, is_tenant_name};
@@ -42,10 +43,7 @@ impl Host {
         let mut writer = FrameWriter::new();
         let taken = self.take_in(hello, &mut fds, &stream, uid, &mut writer);
         if let Err(error) = &taken {
-            let text = chain(error);
-            if writer.push(&ToVmm::Refused { text }, Vec::new()).is_ok() {
-                let _ = writer.flush(&stream);
-            }
+            refuse(error, &stream);
         }
         taken
     }
@@ -130,7 +128,7 @@ impl Host {
                 memory_bytes: Some(memory_bytes),
             };
             let granted = state.join(&name, uid, claim)?;
-            let tenant = state.number();
+            let tenant = self.number();
             state.starting.insert(name.clone(), tenant);
             (tenant, state.accounts.of(&name).0, granted)
         };
@@ -225,7 +223,7 @@ impl Host {
             brought,
             holder,
         };
-        state.insert(&*self.gpu, &self.limits, tenant, entry);
+        state.insert(&*self.gpu, self.limits(), tenant, entry);
         self.end_idle();
         Ok((tenant, account, kick))
     }
@@ -248,14 +246,14 @@ impl Drop for Starting<'_> {
     }
 }
 
-impl State {
-    /// A number that no tenant had before.
-    pub(super) fn number(&mut self) -> TenantId {
-        let number = TenantId(self.next);
-        self.next += 1;
-        number
+impl Host {
+    /// A number that no tenant of this daemon had before.
+    pub(super) fn number(&self) -> TenantId {
+        TenantId(self.common.next.fetch_add(1, Ordering::Relaxed))
     }
+}
 
+impl State {
     /// Admits a tenant after the GPU has; settings of its name apply to it.
     pub(super) fn insert(
         &mut self,

@@ -6,7 +6,6 @@ mod session;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -20,14 +19,13 @@ use event_manager::{
 };
 use log::Level;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use turnstile_accounting::{AccountId, TenantId};
 use turnstile_vmm::wire::{FrameReader, peer_pid, peer_uid};
 use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::accounts::of_user;
 use super::error::HostError;
-use super::host::Host;
+use super::fleet::{Fleet, Taken};
 use super::kicks::KickBudgets;
 use super::limits::{Holder, Resource, is_trusted};
 use session::{Role, Session, SessionError, tell};
@@ -74,7 +72,7 @@ impl ControlLoop {
     pub(super) fn new(
         listener: UnixListener,
         wake: EventFd,
-        host: Arc<Host>,
+        fleet: Arc<Fleet>,
         stop: Arc<AtomicBool>,
     ) -> Result<Self, ControlError> {
         let mut manager = EventManager::new()?;
@@ -84,7 +82,7 @@ impl ControlLoop {
         let control = manager.add_subscriber(Control {
             listener,
             wake,
-            host,
+            fleet,
             greeting: GREETING,
             sessions,
             next: 0,
@@ -142,12 +140,12 @@ pub enum ControlError {
 }
 
 /// A VM was admitted or refused.
-type Admission = (u32, Result<(TenantId, AccountId, File), HostError>);
+type Admission = (u32, Result<Taken, HostError>);
 
 struct Control {
     listener: UnixListener,
     wake: EventFd,
-    host: Arc<Host>,
+    fleet: Arc<Fleet>,
     /// Time for a first frame.
     greeting: Duration,
     /// By number.
@@ -277,7 +275,7 @@ impl Control {
                 tenant: None,
                 trusted: is_trusted(uid),
             };
-            let taken = self.host.limits().take(Resource::Connections, &holder, 1);
+            let taken = self.fleet.limits().take(Resource::Connections, &holder, 1);
             let place = match taken {
                 Ok(place) => place,
                 Err(error) => {
@@ -320,8 +318,9 @@ impl Control {
 
     fn kicked(&mut self, number: u32, ops: &mut EventOps) {
         let session = self.sessions.get_mut(&number);
-        if let Some(Role::Vm { tenant, kick }) = session.and_then(|one| one.role.as_mut()) {
-            self.host.kicked(*tenant);
+        let role = session.and_then(|one| one.role.as_mut());
+        if let Some(Role::Vm { host, tenant, kick }) = role {
+            host.kicked(*tenant);
             kick.kicked(&mut self.kicks, Instant::now(), ops);
             self.unmute = self.unmute.into_iter().chain(kick.due()).min();
         }
@@ -340,7 +339,7 @@ impl Control {
 
     /// Logs a line that a client causes, if its account has not used up this minute's.
     fn log(&self, holder: &Holder, level: Level, line: fmt::Arguments<'_>) {
-        let limits = self.host.limits();
+        let limits = self.fleet.limits();
         if limits.permits(Resource::LogLines, holder, Instant::now()) {
             log::log!(level, "{line}");
         }
@@ -372,8 +371,8 @@ impl Control {
         if let Role::Vm { kick, .. } = &role {
             kick.forget(ops);
         }
-        if let Some(tenant) = role.tenant() {
-            self.host.leave(tenant);
+        if let (Some(host), Some(tenant)) = (role.host(), role.tenant()) {
+            self.fleet.leave(host, tenant);
         }
     }
 }

@@ -9,7 +9,7 @@ use turnstile_vmm::wire::{FrameWriter, PROTOCOL, Read, ToDaemon, ToVmm};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK};
 
 use super::*;
-use crate::host::HostConfig;
+use crate::host::{Host, HostConfig};
 use crate::limits;
 use turnstile_soft::{SoftConfig, SoftGpu};
 
@@ -31,12 +31,12 @@ impl Bench {
         let mut host = Host::new(gpu, HostConfig::default()).unwrap();
         let mut rows = limits::rows(256);
         row(&mut rows);
-        host.limits = limits::Limits::new(rows);
-        let host = Arc::new(host);
+        host.common.limits = limits::Limits::new(rows);
+        let fleet = Arc::new(Fleet::of_one(crate::fleet::unnamed(), Arc::new(host)));
         let wake = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let own = wake.try_clone().unwrap();
-        let mut control = ControlLoop::new(listener, own, host, stop.clone()).unwrap();
+        let mut control = ControlLoop::new(listener, own, fleet, stop.clone()).unwrap();
         let inner = control.manager.subscriber_mut(control.control).unwrap();
         inner.greeting = greeting;
         let thread = Some(thread::spawn(|| control.run()));

@@ -118,6 +118,9 @@ pub enum HostError {
     /// The answer could not be sent.
     #[error("The VMM could not be answered")]
     Wire(#[from] WireError),
+    /// No GPU takes it.
+    #[error(transparent)]
+    Placement(#[from] crate::fleet::PlacementError),
     /// Hello was expected.
     #[error("The VMM did not say Hello first")]
     NoHello,

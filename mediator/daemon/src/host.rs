@@ -18,13 +18,14 @@ pub(crate) mod snapshot;
 pub(crate) mod timings;
 
 use std::collections::BTreeMap;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use turnstile_accounting::ledger::TenantTotals;
 use turnstile_accounting::{AccountId, EngineId, Ledger, Moment, Nanos, TenantId};
 use turnstile_policies::{Tuning, Weight, policy_by_name};
-use turnstile_vmm::wire::ToVmm;
+use turnstile_vmm::wire::{FrameWriter, ToVmm};
 use uuid::Uuid;
 
 use self::accounts::Accounts;
@@ -34,9 +35,10 @@ use self::peer::Tenant;
 use self::recorder::{LedgerConfig, LedgerHealth, LedgerStartError, Recorder};
 use self::settings::Settings;
 use self::timings::Timings;
-use super::error::HostError;
+use super::error::{HostError, chain};
+use super::fleet::Common;
 use super::journal::{Changed, Journal};
-use super::limits::{Limits, rows};
+use super::limits::Limits;
 use super::registry::Registry;
 use super::untracked::UntrackedLog;
 use crate::tenant::requests::{Account, Effect};
@@ -101,7 +103,6 @@ pub(super) struct State {
     pub(super) leaving: Vec<Leaving>,
     /// Tenants that left lately, as readers see them.
     departed: departed::Departed,
-    pub(super) next: u32,
     /// Names of VMs that are being admitted.
     pub(super) starting: BTreeMap<String, TenantId>,
     pub(super) ledger_errors: u64,
@@ -117,26 +118,36 @@ pub(super) struct State {
 pub struct Host {
     pub(super) gpu: Arc<dyn Gpu>,
     pub(super) config: HostConfig,
-    /// This run of the daemon.
-    boot: Uuid,
+    /// What it has in common with the other GPUs of the daemon.
+    pub(super) common: Common,
     /// Weight of a tenant that names none; may change while the daemon runs.
     default_weight: AtomicU32,
     state: Mutex<State>,
-    journal: Arc<Journal>,
     /// Why nothing is known of the GPU, if so. An innermost lock.
     silence: Mutex<Option<String>>,
     /// The accounting thread sleeps for longer than a period, as no tenant has work.
     idle: AtomicBool,
-    /// Counts what tenants, accounts and clients hold. Its lock is an innermost one.
-    pub(super) limits: Arc<Limits>,
 }
 
 impl Host {
-    /// A host without tenants.
+    /// A host without tenants, of a daemon with this GPU alone.
     ///
     /// # Errors
     /// If there is no policy of that name.
     pub fn new(gpu: Arc<dyn Gpu>, config: HostConfig) -> Result<Self, HostError> {
+        let common = Common::new(1, config.tenants_max);
+        Self::with(gpu, config, common)
+    }
+
+    /// A host without tenants, of a daemon with other GPUs.
+    ///
+    /// # Errors
+    /// If there is no policy of that name.
+    pub(crate) fn with(
+        gpu: Arc<dyn Gpu>,
+        config: HostConfig,
+        common: Common,
+    ) -> Result<Self, HostError> {
         let row = policy_by_name(&config.policy).ok_or_else(|| HostError::UnknownPolicy {
             name: config.policy.clone(),
         })?;
@@ -152,7 +163,6 @@ impl Host {
             untracked: UntrackedLog::default(),
             leaving: Vec::new(),
             departed: departed::Departed::default(),
-            next: 1,
             starting: BTreeMap::new(),
             ledger_errors: 0,
             timings: Timings::default(),
@@ -162,24 +172,22 @@ impl Host {
         Ok(Self {
             gpu,
             default_weight: config.weight.get().into(),
-            limits: Limits::new(rows(config.tenants_max as u64)),
             config,
-            boot: Uuid::new_v4(),
+            common,
             state: Mutex::new(state),
             idle: AtomicBool::new(false),
             silence: Mutex::default(),
-            journal: Arc::default(),
         })
     }
 
     /// This run of the daemon, as the ledger names it.
     pub const fn boot(&self) -> Uuid {
-        self.boot
+        self.common.boot
     }
 
     /// What happened lately.
     pub const fn journal(&self) -> &Arc<Journal> {
-        &self.journal
+        &self.common.journal
     }
 
     pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
@@ -192,7 +200,7 @@ impl Host {
 
     /// What tenants, accounts and clients hold.
     pub const fn limits(&self) -> &Arc<Limits> {
-        &self.limits
+        &self.common.limits
     }
 
     /// Name of the policy.
@@ -232,6 +240,12 @@ impl Host {
         self.idle.load(Ordering::Acquire)
     }
 
+    /// Whether a tenant of this name is here, or is being admitted.
+    pub(super) fn has(&self, name: &str) -> bool {
+        let state = self.lock();
+        state.starting.contains_key(name) || state.find(name).is_some()
+    }
+
     /// A tenant is gone.
     pub(super) fn leave(&self, tenant: TenantId) {
         let mut state = self.lock();
@@ -243,7 +257,7 @@ impl Host {
         });
         if let (Some(gone), Some(last)) = (state.tenants.remove(&tenant), last) {
             state.departed.add(self.gpu.now(), last);
-            self.journal.add("vm_left", &gone.name, None);
+            self.common.journal.add("vm_left", &gone.name, None);
             log::info!("{tenant}, {}, has left", gone.name);
             let _ = state.mediation.remove(tenant, self.gpu.now());
             if let Some(memory) = &mut state.memory {
@@ -269,7 +283,7 @@ impl Host {
             .tenants
             .get_mut(&tenant)
             .and_then(Tenant::vm)
-            .is_none_or(|(vm, _)| vm.mailbox.post(&self.limits, letter))
+            .is_none_or(|(vm, _)| vm.mailbox.post(&self.common.limits, letter))
     }
 
     /// What a VM may read of its account.
@@ -352,7 +366,7 @@ impl Host {
 
     /// Begins to make what is charged durable.
     pub(super) fn open_ledger(&self, config: LedgerConfig) -> Result<(), LedgerStartError> {
-        self.lock().recorder = Some(Recorder::start(config, self.boot, &*self.gpu)?);
+        self.lock().recorder = Some(Recorder::start(config, self.common.boot, &*self.gpu)?);
         Ok(())
     }
 
@@ -387,7 +401,7 @@ impl Host {
         if let Some(recorder) = &self.lock().recorder {
             recorder.note(name, &changed);
         }
-        self.journal.add(kind, name, Some(changed));
+        self.common.journal.add(kind, name, Some(changed));
     }
 
     /// Sets a tenant's weight; it applies at the next decision.
@@ -404,6 +418,14 @@ impl Host {
             memory.set_weight(tenant, weight);
         }
         state.mediation.set_weight(tenant, weight)
+    }
+}
+
+/// Sends a peer the reason for which it is refused, if its socket takes it.
+pub(super) fn refuse(error: &HostError, stream: &UnixStream) {
+    let (mut writer, text) = (FrameWriter::new(), chain(error));
+    if writer.push(&ToVmm::Refused { text }, Vec::new()).is_ok() {
+        let _ = writer.flush(stream);
     }
 }
 

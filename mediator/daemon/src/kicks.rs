@@ -31,11 +31,14 @@ const _: () = assert!(COST.as_nanos() * KICKS_MAX as u128 == WINDOW.as_nanos());
 /// Budgets of all accounts, by when they are full. One that is full need not be there: an account
 /// finds what its VMs left, whichever of them are still connected.
 #[derive(Debug, Default)]
-pub(super) struct KickBudgets(BTreeMap<AccountId, Instant>);
+pub(super) struct KickBudgets(BTreeMap<Payer, Instant>);
+
+/// A GPU, by its place among the daemon's, and an account on it.
+type Payer = (usize, AccountId);
 
 impl KickBudgets {
     /// Takes a kick. Returns when the budget is full, if it pays for no other one now.
-    fn take(&mut self, account: AccountId, now: Instant) -> Option<Instant> {
+    fn take(&mut self, account: Payer, now: Instant) -> Option<Instant> {
         if !self.0.contains_key(&account) {
             self.0.retain(|_, full_at| *full_at > now);
         }
@@ -51,14 +54,14 @@ impl KickBudgets {
 pub(super) struct Kick {
     file: File,
     data: u32,
-    account: AccountId,
+    account: Payer,
     /// When it is watched again, if it is muted.
     muted_until: Option<Instant>,
 }
 
 impl Kick {
     /// A kick of a VM of `account`, with events that carry `data`.
-    pub(super) fn new(file: File, data: u32, account: AccountId) -> Self {
+    pub(super) fn new(file: File, data: u32, account: Payer) -> Self {
         Self {
             file,
             data,

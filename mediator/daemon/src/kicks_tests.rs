@@ -53,7 +53,7 @@ impl Bench {
         let (kicks, tick): (Vec<File>, _) = (accounts.iter().map(|_| event()).collect(), event());
         let kick = |(place, account): (usize, &u32)| {
             let file = kicks[place].try_clone().unwrap();
-            Kick::new(file, place as u32, AccountId(*account))
+            Kick::new(file, place as u32, (0, AccountId(*account)))
         };
         let mut manager = EventManager::new().unwrap();
         let id = manager.add_subscriber(Counts {
@@ -184,7 +184,7 @@ fn budgets_that_are_full_are_not_kept() {
     let mut budgets = KickBudgets::default();
     let begin = Instant::now();
     for number in 0..1_000 {
-        budgets.take(AccountId(number), begin + COST * 2 * number);
+        budgets.take((0, AccountId(number)), begin + COST * 2 * number);
         assert!(budgets.0.len() <= 2);
     }
 }

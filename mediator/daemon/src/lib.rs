@@ -36,6 +36,7 @@ mod admission;
 pub mod config;
 mod control;
 mod error;
+mod fleet;
 mod fronts;
 pub mod histogram;
 mod host;
@@ -62,26 +63,51 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 pub use accounting::{MeterKind, Timing};
 pub use control::ControlError;
 pub use error::{HostError, UserError, chain};
+pub use fleet::{Fleet, Member, PlacementError};
 pub use fronts::{FrontError, serve_fronts};
 pub use host::accounts::{AccountSnapshot, AccountsConfig, resolve, resolve_all};
 pub use host::debts::KeptDebt;
 pub use host::memory::Homecoming;
-pub use host::recorder::{LedgerConfig, LedgerHealth, LedgerStartError};
+pub use host::recorder::{LedgerConfig, LedgerHealth, LedgerStartError, SharedStore};
 pub use host::settings::{MemoryLimits, Settings, SettingsError};
 pub use host::snapshot::{HostSnapshot, MemorySnapshot, TenantKind, TenantSnapshot};
 pub use host::{Host, HostConfig};
 pub use journal::{Changed, Event, Journal, calendar};
 pub use names::{NAME_BYTES_MAX, NAME_RULE, is_tenant_name};
 
+use turnstile_accounting::record::GpuIdentity;
+use turnstile_policies::place::{RULES, Rule};
+
 use crate::socket::{ListenError, listen};
 use turnstile_gpu::Gpu;
 use turnstile_host::confine;
+
+/// A GPU that a daemon is given.
+#[derive(Debug)]
+pub struct Card {
+    /// As ledgers and readers name it; unique among the daemon's GPUs.
+    pub identity: GpuIdentity,
+    /// The GPU.
+    pub gpu: Arc<dyn Gpu>,
+    /// Tenants and policy.
+    pub host: HostConfig,
+    /// How engine state is read.
+    pub meter: MeterKind,
+    /// Lengths of periods.
+    pub timing: Timing,
+    /// Where its usage is kept.
+    pub ledger: Option<LedgerConfig>,
+}
 
 /// What a daemon is started with.
 #[derive(Clone, Debug)]
 pub struct DaemonConfig {
     /// Where VMMs and launchers connect. A socket file without a listener is replaced.
     pub socket: PathBuf,
+    /// The GPU's name, if there is one GPU.
+    pub identity: GpuIdentity,
+    /// Which GPU takes a VM, if there are several.
+    pub placement: Rule,
     /// Tenants and policy.
     pub host: HostConfig,
     /// How engine state is read.
@@ -101,6 +127,8 @@ impl DaemonConfig {
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self {
             socket: socket.into(),
+            identity: fleet::unnamed(),
+            placement: RULES[0].rule,
             host: HostConfig::default(),
             meter: MeterKind::Events,
             timing: Timing::default(),
@@ -134,12 +162,12 @@ pub enum DaemonError {
 /// A running daemon; it stops when dropped.
 #[derive(Debug)]
 pub struct Daemon {
-    host: Arc<Host>,
+    fleet: Arc<Fleet>,
     stop: Arc<AtomicBool>,
     wake: EventFd,
     threads: Vec<JoinHandle<()>>,
     socket: PathBuf,
-    periods: Arc<AtomicU64>,
+    periods: Vec<Arc<AtomicU64>>,
 }
 
 impl Daemon {
@@ -160,59 +188,86 @@ impl Daemon {
         gpu: Arc<dyn Gpu>,
         ledger: Option<LedgerConfig>,
     ) -> Result<Self, DaemonError> {
+        let card = Card {
+            identity: config.identity.clone(),
+            gpu,
+            host: config.host.clone(),
+            meter: config.meter,
+            timing: config.timing,
+            ledger,
+        };
+        Self::over(config, vec![card])
+    }
+
+    /// Starts a daemon over these GPUs, at least one.
+    ///
+    /// # Errors
+    /// When the socket or a thread cannot be had, or a ledger cannot go on.
+    pub fn over(config: DaemonConfig, cards: Vec<Card>) -> Result<Self, DaemonError> {
         // Only its owner and its group may use it.
         let listener = listen(&config.socket, 0o660)?;
-        let host = Arc::new(Host::new(gpu, config.host)?);
-        host.restore_settings(config.settings);
-        host.restore_debts(config.debts);
-        host.begin_accounts(config.accounts)
-            .map_err(HostError::from)?;
-        if let Some(ledger) = ledger {
-            host.open_ledger(ledger)?;
+        let (mut gpus, mut rest) = (Vec::new(), Vec::new());
+        for card in cards {
+            gpus.push((card.identity, card.gpu, card.host));
+            rest.push((card.meter, card.timing, card.ledger));
         }
+        let fleet = Arc::new(Fleet::new(gpus, config.placement)?);
+        fleet.restore_settings(&config.settings);
+        fleet.restore_debts(config.debts);
+        fleet
+            .begin_accounts(&config.accounts)
+            .map_err(HostError::from)?;
         let stop = Arc::new(AtomicBool::new(false));
         let wake = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(DaemonError::Start)?;
-        let control_wake = wake.try_clone().map_err(DaemonError::Start)?;
-        let control_loop =
-            control::ControlLoop::new(listener, control_wake, host.clone(), stop.clone())
-                .map_err(DaemonError::Events)?;
         let mut daemon = Self {
-            host,
-            stop,
+            fleet: fleet.clone(),
+            stop: stop.clone(),
             wake,
             threads: Vec::new(),
             socket: config.socket.clone(),
-            periods: Arc::default(),
+            periods: Vec::new(),
         };
-        daemon.spawn("turnstile-ctl", move |_, _| {
+        let hosts = fleet.members().iter().map(|member| &member.host);
+        for (host, (_, _, ledger)) in hosts.clone().zip(&mut rest) {
+            if let Some(ledger) = ledger.take() {
+                host.open_ledger(ledger)?;
+            }
+        }
+        let control_wake = daemon.wake.try_clone().map_err(DaemonError::Start)?;
+        let control_loop =
+            control::ControlLoop::new(listener, control_wake, fleet.clone(), stop.clone())
+                .map_err(DaemonError::Events)?;
+        daemon.spawn("turnstile-ctl", move || {
             confine::enter(confine::Role::Control);
             control_loop.run();
         })?;
-        let (meter, timing) = (config.meter, config.timing);
-        let periods = daemon.periods.clone();
-        daemon.spawn("turnstile-acct", move |host, stop| {
-            confine::enter(confine::Role::Accounting);
-            accounting::run(&host, meter, timing, &stop, &periods);
-        })?;
+        for (host, (meter, timing, _)) in hosts.zip(rest) {
+            let (host, stop, periods) = (host.clone(), stop.clone(), Arc::<AtomicU64>::default());
+            daemon.periods.push(periods.clone());
+            daemon.spawn("turnstile-acct", move || {
+                confine::enter(confine::Role::Accounting);
+                accounting::run(&host, meter, timing, &stop, &periods);
+            })?;
+        }
         Ok(daemon)
     }
 
     fn spawn(
         &mut self,
         name: &str,
-        body: impl FnOnce(Arc<Host>, Arc<AtomicBool>) + Send + 'static,
+        body: impl FnOnce() + Send + 'static,
     ) -> Result<(), DaemonError> {
-        let (host, stop) = (self.host.clone(), self.stop.clone());
         let thread = thread::Builder::new()
             .name(name.into())
-            .spawn(move || body(host, stop))
+            .spawn(body)
             .map_err(DaemonError::Start)?;
         self.threads.push(thread);
         Ok(())
     }
 
-    /// Periods that were accounted: rises for as long as the daemon does its work, tenants or not.
-    pub fn periods(&self) -> &Arc<AtomicU64> {
+    /// Periods that were accounted of each GPU: each rises for as long as the daemon does its work,
+    /// tenants or not.
+    pub fn periods(&self) -> &[Arc<AtomicU64>] {
         &self.periods
     }
 
@@ -223,17 +278,27 @@ impl Daemon {
         let _ = self.wake.write(1);
         for thread in self.threads.drain(..) {
             thread.thread().unpark();
-            self.host.gpu().wake();
+            for member in self.fleet.members() {
+                member.host.gpu().wake();
+            }
             if thread.join().is_err() {
                 log::error!("A thread of the daemon panicked");
             }
         }
-        self.host.close_ledger()
+        let hosts = self.fleet.members().iter();
+        // All of them, whether one fails or not.
+        let closed: Vec<bool> = hosts.map(|member| member.host.close_ledger()).collect();
+        closed.iter().all(|whole| *whole)
     }
 
-    /// Tenants, shares, totals.
+    /// The GPUs.
+    pub fn fleet(&self) -> &Arc<Fleet> {
+        &self.fleet
+    }
+
+    /// Tenants, shares, totals of the first GPU.
     pub fn host(&self) -> &Arc<Host> {
-        &self.host
+        self.fleet.first()
     }
 }
 

@@ -7,10 +7,10 @@ use std::time::Instant;
 use turnstile_accounting::TenantId;
 use turnstile_vmm::wire::{CHANGES_MAX, FrameWriter, ObjectChange, ToDaemon, ToVmm, peer_pid};
 
-use super::error::{HostError, chain};
+use super::error::HostError;
 use super::host::peer::{Kind, Peer, Tenant};
 use super::host::settings::Brought;
-use super::host::{Host, State};
+use super::host::{Host, State, refuse};
 use super::registry::ProcessError;
 use crate::accounts::Claim;
 use crate::limits::{Holder, Resource, is_trusted};
@@ -29,10 +29,7 @@ impl Host {
         let mut writer = FrameWriter::new();
         let taken = self.take_program(program, &stream, uid, &mut writer);
         if let Err(error) = &taken {
-            let text = chain(error);
-            if writer.push(&ToVmm::Refused { text }, Vec::new()).is_ok() {
-                let _ = writer.flush(&stream);
-            }
+            refuse(error, &stream);
         }
         taken
     }
@@ -81,7 +78,7 @@ impl Host {
         let memory_max_bytes = granted.memory_bytes;
         let mut seat = Seat::of(&mut state, &name);
         let state = &mut *seat.state;
-        let tenant = state.number();
+        let tenant = self.number();
         let brought = Brought {
             weight: granted.weight,
             memory_bytes: match &state.memory {
@@ -131,7 +128,7 @@ impl Host {
                 trusted: is_trusted(uid),
             },
         };
-        state.insert(&*self.gpu, &self.limits, tenant, entry);
+        state.insert(&*self.gpu, self.limits(), tenant, entry);
         seat.taken = true;
         Ok(tenant)
     }
@@ -167,7 +164,7 @@ impl Host {
         }
         let mut state = self.lock();
         let entry = state.tenants.get(&tenant).ok_or(ProcessError::Stranger)?;
-        let held = self.limits.take(Resource::Objects, &entry.holder, 1)?;
+        let held = self.limits().take(Resource::Objects, &entry.holder, 1)?;
         state.registry.admit(tenant, identity, Some(held))?;
         Ok(pid)
     }
@@ -178,7 +175,7 @@ impl Host {
         let holder = self.lock().tenants.get(&tenant).map(|t| t.holder.clone());
         if let (Err(why), Some(holder)) = (taken, holder)
             && self
-                .limits
+                .limits()
                 .permits(Resource::LogLines, &holder, Instant::now())
         {
             log::warn!("Memory of a process of {tenant} does not move: {why}");
@@ -223,11 +220,11 @@ impl Host {
         let Some(entry) = state.tenants.get(&tenant) else {
             return true;
         };
-        let take = || self.limits.take(Resource::Objects, &entry.holder, 1).ok();
+        let take = || self.limits().take(Resource::Objects, &entry.holder, 1).ok();
         let permitted = state.registry.permit(pid, changes, take);
         let logs = permitted.refused.is_some()
             && self
-                .limits
+                .limits()
                 .permits(Resource::LogLines, &entry.holder, Instant::now());
         drop(guard);
         if let Some(client) = permitted.refused.filter(|_| logs) {

@@ -53,6 +53,55 @@ pub enum Rule {
     Alone,
     /// schedGPU: one GPU, by memory alone.
     MemoryOnly,
+    /// Of the GPUs with memory the one with the least of it free.
+    Pack,
+    /// Of the GPUs with memory the one with the fewest jobs, then with the most memory free.
+    Spread,
+}
+
+/// A rule that a daemon offers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RuleRow {
+    /// Its name in a configuration.
+    pub name: &'static str,
+    /// The rule.
+    pub rule: Rule,
+    /// One line for help.
+    pub help: &'static str,
+}
+
+/// All rules that a daemon offers; the first one is the default. Printed forms that differ from
+/// their repair are in the lab alone.
+pub const RULES: [RuleRow; 7] = {
+    const fn row(name: &'static str, rule: Rule, help: &'static str) -> RuleRow {
+        RuleRow { name, rule, help }
+    }
+    [
+        row("spread", Rule::Spread, "the GPU with the fewest tenants"),
+        row("pack", Rule::Pack, "the GPU with the least memory free"),
+        row("alone", Rule::Alone, "a GPU without another tenant (SA)"),
+        row(
+            "turns",
+            Rule::RoundRobin(u32::MAX),
+            "in turn, whatever the memory (CG)",
+        ),
+        row("memory", Rule::MemoryOnly, "the first GPU alone (schedGPU)"),
+        row(
+            "exact",
+            Rule::Exact,
+            "the first GPU with memory and block slots (CASE, Alg 2)",
+        ),
+        row(
+            "fewest",
+            Rule::Fewest,
+            "the GPU with the fewest warps (CASE, Alg 3)",
+        ),
+    ]
+};
+
+/// The row of this name.
+pub fn rule_by_name(name: &str) -> Option<&'static RuleRow> {
+    RULES.iter().find(|row| row.name == name)
 }
 
 /// Why a job is refused or cannot be placed at all.
@@ -79,6 +128,8 @@ pub struct Placed {
 #[derive(Clone, Debug)]
 struct Gpu {
     size: GpuSize,
+    /// It takes no further jobs.
+    closed: bool,
     used_bytes: u64,
     used_warps: u64,
     jobs: u32,
@@ -99,6 +150,7 @@ impl Fleet {
     pub fn new(sizes: &[GpuSize]) -> Self {
         let gpu = |size: &GpuSize| Gpu {
             size: *size,
+            closed: false,
             used_bytes: 0,
             used_warps: 0,
             jobs: 0,
@@ -109,6 +161,11 @@ impl Fleet {
             gpus: sizes.iter().map(gpu).collect(),
             next_gpu: 0,
         }
+    }
+
+    /// Closes a GPU to further jobs, or opens it again. Jobs on it stay.
+    pub fn close(&mut self, gpu: usize, closed: bool) {
+        self.gpus[gpu].closed = closed;
     }
 
     /// Places a job; none if it has to wait.
@@ -131,7 +188,9 @@ impl Fleet {
             return Err(PlaceError::TooLarge(job.memory_bytes));
         }
         let has_memory = |gpu: &Gpu| {
-            fits(gpu) && job.memory_bytes <= gpu.size.memory_bytes.saturating_sub(gpu.used_bytes)
+            fits(gpu)
+                && !gpu.closed
+                && job.memory_bytes <= gpu.size.memory_bytes.saturating_sub(gpu.used_bytes)
         };
         let with_memory = || (0..self.gpus.len()).filter(|place| has_memory(&self.gpus[*place]));
         let warps = |place: &usize| self.gpus[*place].used_warps;
@@ -157,18 +216,32 @@ impl Fleet {
             Rule::RoundRobin(most) => {
                 let all = self.gpus.len();
                 let turn = (0..all).map(|offset| (self.next_gpu + offset) % all);
-                let chosen = turn.into_iter().find(|place| self.gpus[*place].jobs < most);
+                let chosen = turn.into_iter().find(|place| {
+                    let gpu = &self.gpus[*place];
+                    !gpu.closed && gpu.jobs < most
+                });
                 self.next_gpu = chosen.map_or(self.next_gpu, |place| (place + 1) % all);
                 chosen
             }
             Rule::Alone => with_memory().find(|place| self.gpus[*place].jobs == 0),
             Rule::MemoryOnly => with_memory().next().filter(|place| *place == 0),
+            Rule::Pack => with_memory().min_by_key(|place| self.free_bytes(*place)),
+            Rule::Spread => with_memory().min_by_key(|place| {
+                let free = self.free_bytes(*place);
+                (self.gpus[*place].jobs, std::cmp::Reverse(free))
+            }),
         };
         Ok(chosen.map(|gpu| {
             let placed = Placed { gpu, job, on_sms };
             self.gpus[gpu].commit(&placed);
             placed
         }))
+    }
+
+    /// Memory that no job has.
+    pub fn free_bytes(&self, gpu: usize) -> u64 {
+        let of = &self.gpus[gpu];
+        of.size.memory_bytes.saturating_sub(of.used_bytes)
     }
 
     /// Gives back what a job had.
@@ -192,6 +265,11 @@ impl Fleet {
     /// Warps in use of each GPU.
     pub fn warps(&self) -> Vec<u64> {
         self.gpus.iter().map(|gpu| gpu.used_warps).collect()
+    }
+
+    /// Whether a GPU takes no further jobs.
+    pub fn is_closed(&self, gpu: usize) -> bool {
+        self.gpus[gpu].closed
     }
 
     /// The most blocks and warps on one SM of a GPU, by [`Rule::Exact`].

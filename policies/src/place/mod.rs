@@ -10,4 +10,4 @@
 mod fleet;
 pub mod tasks;
 
-pub use fleet::{Fleet, GpuSize, Job, PlaceError, Placed, Rule};
+pub use fleet::{Fleet, GpuSize, Job, PlaceError, Placed, RULES, Rule, RuleRow, rule_by_name};

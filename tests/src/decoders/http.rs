@@ -11,7 +11,7 @@ use std::time::Duration;
 use turnstile_accounting::record::GpuIdentity;
 use turnstile_api::{Api, ApiConfig};
 use turnstile_daemon::config::{ApiSection, MetricsSection, Principal};
-use turnstile_daemon::{Host, HostConfig};
+use turnstile_daemon::{Fleet, Host, HostConfig};
 use turnstile_soft::{SoftConfig, SoftGpu};
 
 /// TIMEOUT: longer than the API permits a slow client.
@@ -46,12 +46,11 @@ fn served() -> &'static Served {
             section,
             metrics: MetricsSection::default(),
             prices: None,
-            gpu,
             ledger: None,
         };
         Served {
             socket,
-            _api: Api::start(config, host).expect("an API"),
+            _api: Api::start(config, Arc::new(Fleet::of_one(gpu, host))).expect("an API"),
             _folder: folder,
         }
     })

@@ -11,6 +11,7 @@ use prometheus::proto::{MetricFamily, MetricType};
 use prometheus::{Encoder as _, TextEncoder};
 
 use make::{family, lengths, metric, single};
+use turnstile_daemon::limits::LimitsSnapshot;
 use turnstile_daemon::{HostSnapshot, LedgerHealth};
 use turnstile_mediation::COMPUTE;
 
@@ -30,26 +31,15 @@ pub(crate) struct Identity {
     pub policy: String,
 }
 
-/// A host's snapshot as metrics.
+/// The metrics of one GPU.
 pub(crate) fn families(
     identity: &Identity,
     host: &HostSnapshot,
-    ledger: Option<&LedgerHealth>,
     names: &Names,
 ) -> Vec<MetricFamily> {
     let gpu = identity.gpu.as_str();
     let of_gpu: make::Labels<'_> = &[("gpu", gpu)];
     let mut all = vec![
-        single(
-            "turnstile_build_info",
-            "Version of the daemon.",
-            MetricType::GAUGE,
-            &[
-                ("version", env!("CARGO_PKG_VERSION")),
-                ("node", &identity.node),
-            ],
-            1.0,
-        ),
         single(
             "turnstile_gpu_info",
             "The GPU and its policy.",
@@ -99,13 +89,39 @@ pub(crate) fn families(
     ));
     all.extend(tenants::families(gpu, host, names));
     all.extend(accounts::families(gpu, host));
-    all.extend(limits::families(&host.limits));
-    if let Some(ledger) = ledger {
-        all.extend(durable(ledger));
-    }
-    // A family without series would be a head without a body, which readers refuse.
-    all.retain(|family| !family.get_metric().is_empty());
     all
+}
+
+/// The metrics of the daemon, whatever GPUs it has.
+pub(crate) fn of_daemon(
+    node: &str,
+    limits: &LimitsSnapshot,
+    ledger: Option<&LedgerHealth>,
+) -> Vec<MetricFamily> {
+    let mut all = vec![single(
+        "turnstile_build_info",
+        "Version of the daemon.",
+        MetricType::GAUGE,
+        &[("version", env!("CARGO_PKG_VERSION")), ("node", node)],
+        1.0,
+    )];
+    all.extend(limits::families(limits));
+    all.extend(ledger.into_iter().flat_map(durable));
+    all
+}
+
+/// One family of each name, with the series of all GPUs; none without series, which readers refuse.
+pub(crate) fn joined(all: Vec<MetricFamily>) -> Vec<MetricFamily> {
+    let mut joined: Vec<MetricFamily> = Vec::with_capacity(all.len());
+    for mut family in all {
+        let same = joined.iter_mut().find(|one| one.name() == family.name());
+        match same {
+            Some(first) => first.mut_metric().append(&mut family.take_metric()),
+            None => joined.push(family),
+        }
+    }
+    joined.retain(|family| !family.get_metric().is_empty());
+    joined
 }
 
 /// Where the compute engine's time went; adds up to the wall time.

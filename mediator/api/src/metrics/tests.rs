@@ -106,9 +106,10 @@ pub(super) fn exposed(host: &HostSnapshot) -> String {
         uuids: uuids.collect(),
         projects: [("batch".to_owned(), "proj-9".to_owned())].into(),
     };
-    let mut all = families(&identity(), host, Some(&ledger), &names);
+    let mut all = families(&identity(), host, &names);
+    all.extend(of_daemon("node-1", &host.limits, Some(&ledger)));
     all.extend(crate::measured_for_tests());
-    text(&all).unwrap()
+    text(&joined(all)).unwrap()
 }
 
 #[test]
@@ -144,8 +145,27 @@ fn a_tenant_that_did_nothing_is_there_at_zero() {
 fn without_tenants_no_family_is_empty() {
     let mut host = host();
     host.tenants.clear();
-    let all = families(&identity(), &host, None, &Names::default());
-    assert!(!text(&all).unwrap().contains("turnstile_vm_"));
+    let all = families(&identity(), &host, &Names::default());
+    assert!(!text(&joined(all)).unwrap().contains("turnstile_vm_"));
+}
+
+#[test]
+fn two_gpus_are_series_of_the_same_families() {
+    let host = host();
+    let second = Identity {
+        gpu: "GPU-2222".into(),
+        ..identity()
+    };
+    let mut all = families(&identity(), &host, &Names::default());
+    let of_one = joined(all.clone()).len();
+    all.extend(families(&second, &host, &Names::default()));
+    let all = joined(all);
+    assert_eq!(all.len(), of_one, "each family is there once");
+    let text = text(&all).unwrap();
+    for gpu in ["GPU-1111", "GPU-2222"] {
+        let memory = format!("turnstile_gpu_memory_bytes{{gpu=\"{gpu}\"}}");
+        assert_eq!(text.matches(&memory).count(), 1, "{text}");
+    }
 }
 
 #[test]

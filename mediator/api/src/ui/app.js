@@ -329,29 +329,42 @@ function gone(text) {
   link(text, "bad");
 }
 
+// The GPUs to choose from, if there are several; returns the query of the chosen one.
+function choose(gpus) {
+  const list = at("gpu-choice");
+  const chosen = gpus.includes(list.value) ? list.value : gpus[0];
+  list.replaceChildren(...gpus.map((gpu) => new Option(gpu, gpu, false, gpu === chosen)));
+  list.hidden = gpus.length < 2;
+  return "?gpu=" + encodeURIComponent(chosen);
+}
+
+let stream = null;
+
 async function begin() {
   const host = await (await fetch("/v1/host")).json();
   document.title = host.node + " - Turnstile";
   at("host-name").textContent = host.node;
   at("gpu-name").textContent = host.gpu_model + ", policy " + host.policy;
+  const of = choose(host.gpus);
   operator = host.role === "operator";
   at("role").textContent = host.role;
   at("role").hidden = false;
   views.length = 0;
-  for (const view of await (await fetch("/v1/live/history")).json()) add(view);
+  for (const view of await (await fetch("/v1/live/history" + of)).json()) add(view);
   await readSettings();
   show();
-  const stream = new EventSource("/v1/live");
-  stream.addEventListener("open", () => {
+  if (stream) stream.close();
+  const own = stream = new EventSource("/v1/live" + of);
+  own.addEventListener("open", () => {
     document.body.classList.remove("gone");
     link("live", "good");
   });
-  stream.addEventListener("error", () => {
-    stream.close();
+  own.addEventListener("error", () => {
+    own.close();
     gone("no connection, trying again");
     setTimeout(start, RETRY_MS);
   });
-  stream.addEventListener("view", async (event) => {
+  own.addEventListener("view", async (event) => {
     const view = JSON.parse(event.data);
     if (settings.size < LISTED && view.tenants.some((row) => !settings.has(row.name))) await readSettings();
     add(view);
@@ -367,6 +380,7 @@ function start() {
   });
 }
 
+at("gpu-choice").addEventListener("change", start);
 addEventListener("resize", draw);
 dark.addEventListener("change", draw);
 start();

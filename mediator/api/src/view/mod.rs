@@ -12,6 +12,9 @@ pub use sample::{AccountSample, EngineTime, LedgerSample, MemorySample, Sample, 
 /// One GPU over an interval.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct View {
+    /// Identity of the GPU.
+    #[serde(default)]
+    pub gpu: String,
     /// End of the interval on the GPU's clock, in nanoseconds.
     pub at_ns: u64,
     /// Its length, in nanoseconds; 0 if no period ended in it, and then all parts are 0 too.
@@ -197,6 +200,7 @@ impl View {
         };
         let accounts = after.accounts.iter().map(account).collect();
         Self {
+            gpu: after.gpu.clone(),
             at_ns: after.at_ns,
             interval_ns: interval.ns,
             engine: EngineParts {

@@ -10,6 +10,9 @@ use turnstile_mediation::COMPUTE;
 /// of two samples is what happened between them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Sample {
+    /// Identity of the GPU.
+    #[serde(default)]
+    pub gpu: String,
     /// When, on the GPU's clock, in nanoseconds: the end of the last closed period.
     pub at_ns: u64,
     /// Where the compute engine's time went, by its own log.
@@ -135,8 +138,8 @@ pub struct LedgerSample {
 }
 
 impl Sample {
-    /// Of a host and its ledger.
-    pub fn new(host: &HostSnapshot, ledger: Option<LedgerHealth>) -> Self {
+    /// Of a GPU and its ledger.
+    pub fn new(gpu: &str, host: &HostSnapshot, ledger: Option<LedgerHealth>) -> Self {
         let mut engine = EngineTime::default();
         let (mut copy_ns, mut slices) = (0, 0);
         for seen in &host.engines {
@@ -155,6 +158,7 @@ impl Sample {
             };
         }
         Self {
+            gpu: gpu.to_owned(),
             at_ns: host.at.0,
             engine,
             copy_ns,

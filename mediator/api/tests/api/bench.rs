@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test uses what it needs")]
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use turnstile_accounting::Nanos;
 use turnstile_accounting::record::GpuIdentity;
@@ -58,7 +58,9 @@ impl Bench {
             model: "Software GPU".into(),
         };
         let ledger = LedgerConfig {
-            store: Box::new(SqliteStore::create(&self.path("ledger")).unwrap()),
+            store: Arc::new(Mutex::new(Box::new(
+                SqliteStore::create(&self.path("ledger")).unwrap(),
+            ))),
             gpu: gpu.clone(),
             window_ns: Nanos::from_ms(200),
             keep_ns: None,
@@ -66,6 +68,7 @@ impl Bench {
         let state = section.state.clone().map(StateFile::new);
         let kept = state.map(|state| state.load().unwrap()).unwrap_or_default();
         let config = DaemonConfig {
+            identity: gpu.clone(),
             settings: kept.tenants,
             accounts: AccountsConfig {
                 made: kept.accounts,
@@ -80,10 +83,9 @@ impl Bench {
             section,
             metrics: MetricsSection::default(),
             prices: None,
-            gpu,
             ledger: Some(self.path("ledger")),
         };
-        self.api = Some(Api::start(config, daemon.host().clone()).unwrap());
+        self.api = Some(Api::start(config, daemon.fleet().clone()).unwrap());
         self.daemon = Some(daemon);
     }
 

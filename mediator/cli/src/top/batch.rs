@@ -52,7 +52,8 @@ impl<W: Write> Batch<W> {
         if self.heads {
             writeln!(
                 self.out,
-                "GPU used {}% switching {}% idle {}%, {:.0} switches/s, {} of {} used, last {:.1} s",
+                "{} used {}% switching {}% idle {}%, {:.0} switches/s, {} of {} used, last {:.1} s",
+                columns::gpu(view),
                 percent(view.engine.used),
                 percent(view.engine.switching),
                 percent(view.engine.idle),

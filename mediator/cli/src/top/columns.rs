@@ -157,6 +157,14 @@ fn pinned(row: &Row) -> f64 {
     row.memory.map_or(0.0, |memory| memory.pinned_bytes as f64)
 }
 
+/// The GPU of a view, by its identity where that is known.
+pub(super) fn gpu(view: &View) -> String {
+    match view.gpu.as_str() {
+        "" => "GPU".to_owned(),
+        gpu => format!("GPU {gpu}"),
+    }
+}
+
 /// A part of one GPU as percent.
 pub(super) fn percent(part: f64) -> String {
     format!("{:.1}", part * 100.0)

@@ -13,7 +13,10 @@ use clap::ValueEnum;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use turnstile_api::client::{Client, ClientError, default_socket};
+use turnstile_api::live::HostInfo;
 use turnstile_api::view::{Sample, View};
+
+use super::admin::escaped;
 
 use batch::Batch;
 use columns::{COLUMNS, by_head, sort};
@@ -25,6 +28,9 @@ pub(crate) struct Args {
     /// The daemon's API socket
     #[arg(long, default_value_os_t = default_socket(), hide_default_value = true, value_name = "SOCKET")]
     api: PathBuf,
+    /// Identity of the GPU, as `gpu list` shows it; without it, the first one. The key g changes it
+    #[arg(long, value_name = "ID")]
+    gpu: Option<String>,
     /// Seconds between two samples
     #[arg(short, long, default_value_t = 1.0, value_parser = delay)]
     delay: f64,
@@ -69,8 +75,19 @@ fn column(text: &str) -> Result<usize, String> {
     })
 }
 
-fn sample(client: &Client) -> Result<Sample, ClientError> {
-    client.get("/v1/live/sample")
+fn sample(client: &Client, gpu: Option<&str>) -> Result<Sample, ClientError> {
+    match gpu {
+        None => client.get("/v1/live/sample"),
+        Some(gpu) => client.get(&format!("/v1/live/sample?gpu={}", escaped(gpu))),
+    }
+}
+
+/// The GPU after this one, in the daemon's order.
+fn next_gpu(client: &Client, gpu: &str) -> Result<Option<String>, ClientError> {
+    let host: HostInfo = client.get("/v1/host")?;
+    let at = host.gpus.iter().position(|one| one == gpu);
+    let next = at.map_or(0, |at| (at + 1) % host.gpus.len().max(1));
+    Ok(host.gpus.into_iter().nth(next))
 }
 
 /// Shows a daemon's tenants.
@@ -87,11 +104,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let out = io::stdout().lock();
     let heads = io::stdout().is_terminal() || args.batch;
     let mut batch = Batch::new(out, args.output, heads);
-    let mut before = sample(&client)?;
+    let gpu = args.gpu.as_deref();
+    let mut before = sample(&client, gpu)?;
     for _ in 0..args.count.unwrap_or(1) {
         // TIMEOUT: the interval of the command line
         std::thread::sleep(interval);
-        let after = sample(&client)?;
+        let after = sample(&client, gpu)?;
         batch.write(&view(&before, &after, args.sort))?;
         before = after;
     }
@@ -111,7 +129,8 @@ fn watch(
     interval: Duration,
     args: &Args,
 ) -> anyhow::Result<()> {
-    let mut before = sample(client)?;
+    let mut gpu = args.gpu.clone();
+    let mut before = sample(client, gpu.as_deref())?;
     let mut screen = Screen {
         view: None,
         trouble: None,
@@ -127,15 +146,24 @@ fn watch(
             .context("The terminal cannot be drawn on")?;
         let wait = due.saturating_duration_since(Instant::now());
         if event::poll(wait)? {
-            if let Event::Key(key) = event::read()?
-                && !pressed(&mut screen, key)
-            {
+            let Event::Key(key) = event::read()? else {
+                continue;
+            };
+            if !pressed(&mut screen, key) {
                 return Ok(());
+            }
+            // A daemon that restarts is waited for.
+            if key.code == KeyCode::Char('g')
+                && let Ok(next) = next_gpu(client, &before.gpu)
+                && let Ok(first) = sample(client, next.as_deref())
+            {
+                (gpu, before, screen.view) = (next, first, None);
+                due = Instant::now() + interval;
             }
             continue;
         }
         due += interval;
-        match sample(client) {
+        match sample(client, gpu.as_deref()) {
             Ok(after) => {
                 screen.view = Some(view(&before, &after, screen.sorted));
                 screen.trouble = None;

@@ -99,6 +99,9 @@ impl Screen {
             bytes(Some(view.memory_held_bytes)),
             bytes(Some(view.memory_bytes)),
         )));
+        if !view.gpu.is_empty() {
+            spans.push(Span::raw(format!("  {}", columns::gpu(view))));
+        }
         Line::from(spans)
     }
 

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use turnstile_accounting::Nanos;
-use turnstile_accounting::record::GpuIdentity;
 use turnstile_api::{Api, ApiConfig, StateFile};
 use turnstile_daemon::config::{ApiSection, MetricsSection};
 use turnstile_daemon::{Daemon, DaemonConfig, Settings};
@@ -249,14 +248,9 @@ fn stored_settings_apply_before_the_api_starts_and_survive_a_patch() {
         },
         metrics: MetricsSection::default(),
         prices: None,
-        gpu: GpuIdentity {
-            node: "node-1".into(),
-            gpu: "software-0".into(),
-            model: "Software GPU".into(),
-        },
         ledger: None,
     };
-    let _api = Api::start(config, daemon.host().clone()).unwrap();
+    let _api = Api::start(config, daemon.fleet().clone()).unwrap();
     let path = "/v1/vms/a/scheduling";
     let patched = send(&socket, "PATCH", path, PATCH, "{\"weight\":7}");
     assert_eq!(patched.status, 200, "{patched:?}");

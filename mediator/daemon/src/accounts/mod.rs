@@ -167,19 +167,25 @@ impl Book {
     /// Takes the entries of the API, and names with their accounts, as a state file has them.
     pub fn restore(&mut self, made: BTreeMap<String, Rule>, names: BTreeMap<String, String>) {
         self.made = made;
-        for (name, account) in names.into_iter().take(NAMES_MAX) {
-            if !self.names.contains_key(&name)
-                && let Ok(account) = self.account(&account)
-            {
-                account.names += 1;
-                let account = account.name.clone();
-                let owned = Owned {
-                    account,
-                    seat: None,
-                    used: 0,
-                };
-                self.names.insert(name, owned);
-            }
+        for (name, account) in names {
+            self.learn(&name, &account);
+        }
+    }
+
+    /// A name belongs to this account, unless it belongs to one, or there is no room.
+    pub(crate) fn learn(&mut self, name: &str, account: &str) {
+        if !self.names.contains_key(name)
+            && self.names.len() < NAMES_MAX
+            && let Ok(account) = self.account(account)
+        {
+            account.names += 1;
+            let account = account.name.clone();
+            let owned = Owned {
+                account,
+                seat: None,
+                used: 0,
+            };
+            self.names.insert(name.to_owned(), owned);
         }
     }
 

@@ -4,6 +4,7 @@
 //! constants that the daemon and the VMM use. [`super::Layers::finish`] calls it.
 
 use turnstile_abi::{CHANNELS_MAX, CHUNK_BYTES, GPU_MEMORY_BYTES_MAX};
+use turnstile_policies::place::{RULES, rule_by_name};
 use turnstile_policies::{DEFAULT_POLICY, POLICIES, Weight};
 
 use super::{Config, FrontVm, GpuKind, Meter, account, layers};
@@ -45,32 +46,21 @@ impl Config {
                 names.join(", ")
             ),
         );
-        let (vm, card) = (self.memory.vm_mib, self.gpu.soft.memory_mib);
-        say(
-            self.gpu.kind == GpuKind::Soft && vm > card,
-            "memory.vm_mib",
-            &format!("a VM of {vm} MiB does not fit on a GPU of {card} MiB (gpu.soft.memory_mib)"),
-        );
+        let rule = rule_by_name(&self.scheduling.placement);
+        let rules: Vec<_> = RULES.iter().map(|row| row.name).collect();
+        let text = format!("there is no such rule. There are: {}", rules.join(", "));
+        say(rule.is_none(), "scheduling.placement", &text);
         let odd = |mib: u64| !(mib << 20).is_multiple_of(CHUNK_BYTES);
         let text = "GPU memory is a multiple of 2 MiB";
-        say(odd(vm), "memory.vm_mib", text);
-        let fits = match self.policy() {
-            "none" => true,
-            name if !names.contains(&name) => true,
-            policy => (policy == "owed") == (self.gpu.kind == GpuKind::Nvidia),
-        };
-        let text = "an NVIDIA GPU takes owed or none, other GPUs all but owed";
-        say(!fits, "scheduling.policy", text);
-        say(
-            self.gpu.kind == GpuKind::Nvidia && self.gpu.meter != Meter::Events,
-            "gpu.meter",
-            "an NVIDIA GPU is accounted by its events",
-        );
-        say(
-            matches!(self.gpu.kind, GpuKind::Vfio | GpuKind::VfioUser) && self.gpu.device.is_none(),
-            "gpu.device",
-            "which device? Its PCI address for vfio, its server's socket for vfio-user",
-        );
+        say(odd(self.memory.vm_mib), "memory.vm_mib", text);
+        for card in self.cards() {
+            for (key, text) in card.of_gpu() {
+                say(true, if self.card.is_empty() { key } else { "card" }, &text);
+            }
+        }
+        for text in self.card_problems() {
+            say(true, "card", &text);
+        }
         say(
             self.ledger.path.is_some() && self.ledger.postgres.is_some(),
             "ledger.postgres",
@@ -112,6 +102,46 @@ impl Config {
         found
     }
 
+    /// What is wrong about a GPU, by key.
+    fn of_gpu(&self) -> Vec<(&'static str, String)> {
+        let mut found = Vec::new();
+        let mut say = |wrong: bool, key, text: &str| {
+            if wrong {
+                found.push((key, text.to_owned()));
+            }
+        };
+        let (vm, card) = (self.memory.vm_mib, self.gpu.soft.memory_mib);
+        say(
+            self.gpu.kind == GpuKind::Soft && vm > card,
+            "memory.vm_mib",
+            &format!("a VM of {vm} MiB does not fit on a GPU of {card} MiB (gpu.soft.memory_mib)"),
+        );
+        let fits = match self.policy() {
+            "none" => true,
+            name if POLICIES.iter().all(|row| row.name != name) => true,
+            policy => (policy == "owed") == (self.gpu.kind == GpuKind::Nvidia),
+        };
+        let text = "an NVIDIA GPU takes owed or none, other GPUs all but owed";
+        say(!fits, "scheduling.policy", text);
+        say(
+            self.gpu.kind == GpuKind::Nvidia && self.gpu.meter != Meter::Events,
+            "gpu.meter",
+            "an NVIDIA GPU is accounted by its events",
+        );
+        say(
+            matches!(self.gpu.kind, GpuKind::Vfio | GpuKind::VfioUser) && self.gpu.device.is_none(),
+            "gpu.device",
+            "which device? Its PCI address for vfio, its server's socket for vfio-user",
+        );
+        let (soft, most) = (self.gpu.soft.memory_mib, GPU_MEMORY_BYTES_MAX >> 20);
+        say(
+            !(2..=most).contains(&soft),
+            "gpu.soft.memory_mib",
+            &format!("{soft} is not within 2 and {most}"),
+        );
+        found
+    }
+
     fn ranges(&self, found: &mut Vec<(&'static str, String)>) {
         let mut within = |key, value: u64, least: u64, most: u64| {
             if !(least..=most).contains(&value) {
@@ -136,7 +166,6 @@ impl Config {
             CHANNELS_MAX.into(),
         );
         let memory_max = GPU_MEMORY_BYTES_MAX >> 20;
-        within("gpu.soft.memory_mib", soft.memory_mib, 2, memory_max);
         within("gpu.soft.link_mb_s", soft.link_mb_s, 1, 1_000_000);
         let memory = &self.memory;
         within("memory.vm_mib", memory.vm_mib, 2, memory_max);

@@ -8,6 +8,7 @@
 //! error names its place: file and line, variable or option.
 
 mod account;
+mod card;
 mod check;
 mod error;
 mod front;
@@ -25,8 +26,10 @@ use serde::{Deserialize, Serialize};
 use crate::HostConfig;
 use turnstile_host::confine::Seccomp;
 use turnstile_host::run_folder;
+use turnstile_policies::place::RULES;
 
 pub use account::AccountSection;
+pub use card::CardSection;
 pub use error::{ConfigError, Problem};
 pub use front::{DoorbellKind, FrontVm};
 pub use layers::{Effective, Layers, Origin, Setting, known_keys};
@@ -45,6 +48,8 @@ pub fn without_mark(text: &str) -> &str {
 pub struct Config {
     /// Accounts: which tenants belong to which, and their limits.
     pub account: Vec<AccountSection>,
+    /// Several GPUs: what each has of its own.
+    pub card: Vec<CardSection>,
     /// Which GPU, and how it is read.
     pub gpu: GpuSection,
     /// Policy and limits of tenants.
@@ -130,6 +135,8 @@ impl Default for SoftSection {
 pub struct SchedulingSection {
     /// Name of the policy; unset: the one that suits the GPU.
     pub policy: Option<String>,
+    /// Which of several GPUs takes a VM: a name of `turnstile_policies::place::RULES`.
+    pub placement: String,
     /// Longest time between two decisions with the event meter, in ms; unset: suited to the GPU.
     pub period_ms: Option<u64>,
     /// The longest pause of a tenant that launches and waits for which its place is kept, in
@@ -148,6 +155,7 @@ impl Default for SchedulingSection {
         let host = HostConfig::default();
         Self {
             policy: None,
+            placement: RULES[0].name.into(),
             period_ms: None,
             patience_us: host.tuning.patience_ns.0 / 1_000,
             default_weight: host.weight.get(),

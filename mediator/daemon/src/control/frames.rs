@@ -4,18 +4,20 @@
 //! of a VM, which runs on a thread of its own. The control loop calls this.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 use std::thread;
 
 use event_manager::{EventOps, Events};
-use turnstile_accounting::{AccountId, TenantId};
+use turnstile_accounting::TenantId;
 use turnstile_vmm::wire::{Frame, Read, ToDaemon, WireError};
 use vmm_sys_util::epoll::EventSet;
 
 use super::session::{Role, SessionError};
 use super::{Control, Source, data_of};
 use crate::error::{HostError, chain};
+use crate::fleet::Taken;
+use crate::host::Host;
 use crate::host::dma::Change;
 use crate::host::mailbox::Letter;
 use crate::kicks::Kick;
@@ -67,12 +69,16 @@ impl Control {
             (hello @ ToDaemon::Hello { .. }, None) => self.start(number, hello, fds, ops),
             (program @ ToDaemon::Program { .. }, None) => {
                 let stream = session.stream.try_clone().map_err(WireError::Socket)?;
-                let tenant = self
-                    .host
+                // A program chooses its device itself, and that is the first one.
+                let host = self.fleet.first().clone();
+                let tenant = host
                     .admit_program(program, stream, session.uid)
                     .map_err(|error| SessionError::Refused(chain(&error)))?;
-                let processes = BTreeMap::new();
-                session.role = Some(Role::Program { tenant, processes });
+                session.role = Some(Role::Program {
+                    host,
+                    tenant,
+                    processes: BTreeMap::new(),
+                });
                 Ok(())
             }
             (ToDaemon::Owner {}, _) => {
@@ -84,16 +90,23 @@ impl Control {
                 session.own(number, pidfd, ops).map_err(WireError::Socket)?;
                 Ok(())
             }
-            (ToDaemon::Process { pid }, Some(Role::Program { tenant, processes })) => {
+            (
+                ToDaemon::Process { pid },
+                Some(Role::Program {
+                    host,
+                    tenant,
+                    processes,
+                }),
+            ) => {
                 let [pidfd] = fds.try_into().map_err(|fds: Vec<_>| WireError::WrongFds {
                     got: fds.len(),
                     expected: 1,
                 })?;
                 // One of that name that is known is a later one.
                 if let Some(before) = processes.remove(&pid) {
-                    self.host.program_exited(*tenant, before);
+                    host.program_exited(*tenant, before);
                 }
-                if let Some(known) = self.host.program_process(*tenant, pid, &pidfd) {
+                if let Some(known) = host.program_process(*tenant, pid, &pidfd) {
                     // Two names for one process would make a list without end.
                     if processes.values().any(|other| *other == known) {
                         return Err(SessionError::OutOfOrder);
@@ -102,44 +115,56 @@ impl Control {
                 }
                 Ok(())
             }
-            (ToDaemon::Objects { pid, changes }, Some(Role::Program { tenant, processes })) => {
+            (
+                ToDaemon::Objects { pid, changes },
+                Some(Role::Program {
+                    host,
+                    tenant,
+                    processes,
+                }),
+            ) => {
                 let taken = processes
                     .get(&pid)
-                    .is_none_or(|known| self.host.program_objects(*tenant, *known, changes));
+                    .is_none_or(|known| host.program_objects(*tenant, *known, changes));
                 taken.then_some(()).ok_or(SessionError::TooManyChanges)
             }
-            (ToDaemon::Memory {}, Some(Role::Program { tenant, .. })) => {
+            (ToDaemon::Memory {}, Some(Role::Program { host, tenant, .. })) => {
                 let [connection] = fds.try_into().map_err(|fds: Vec<_>| WireError::WrongFds {
                     got: fds.len(),
                     expected: 1,
                 })?;
-                self.host.program_memory(*tenant, connection);
+                host.program_memory(*tenant, connection);
                 Ok(())
             }
-            (ToDaemon::Exited { pid }, Some(Role::Program { tenant, processes })) => {
+            (
+                ToDaemon::Exited { pid },
+                Some(Role::Program {
+                    host,
+                    tenant,
+                    processes,
+                }),
+            ) => {
                 if let Some(known) = processes.remove(&pid) {
-                    self.host.program_exited(*tenant, known);
+                    host.program_exited(*tenant, known);
                 }
                 Ok(())
             }
-            (ToDaemon::Mailbox { id, op, args }, Some(Role::Vm { tenant, .. })) => {
-                if self.host.mailbox(*tenant, Letter { id, op, args }) {
+            (ToDaemon::Mailbox { id, op, args }, Some(Role::Vm { host, tenant, .. })) => {
+                if host.mailbox(*tenant, Letter { id, op, args }) {
                     Ok(())
                 } else {
                     Err(SessionError::MailboxBusy)
                 }
             }
-            (ToDaemon::MapMemory { id, region }, Some(Role::Vm { tenant, .. })) => {
+            (ToDaemon::MapMemory { id, region }, Some(Role::Vm { host, tenant, .. })) => {
                 let [fd] = fds.try_into().map_err(|fds: Vec<_>| WireError::WrongFds {
                     got: fds.len(),
                     expected: 1,
                 })?;
-                let tenant = *tenant;
-                self.change_memory(tenant, id, Change::Map { region, fd })
+                change_memory(host, *tenant, id, Change::Map { region, fd })
             }
-            (ToDaemon::UnmapMemory { id, gpa, bytes }, Some(Role::Vm { tenant, .. })) => {
-                let tenant = *tenant;
-                self.change_memory(tenant, id, Change::Unmap { gpa, bytes })
+            (ToDaemon::UnmapMemory { id, gpa, bytes }, Some(Role::Vm { host, tenant, .. })) => {
+                change_memory(host, *tenant, id, Change::Unmap { gpa, bytes })
             }
             (
                 ToDaemon::GateDone {
@@ -147,18 +172,13 @@ impl Control {
                     seq,
                     trapped,
                 },
-                Some(Role::Vm { tenant, .. }),
+                Some(Role::Vm { host, tenant, .. }),
             ) => {
-                self.host.gate_done(*tenant, channel, seq, trapped);
+                host.gate_done(*tenant, channel, seq, trapped);
                 Ok(())
             }
             _ => Err(SessionError::OutOfOrder),
         }
-    }
-
-    fn change_memory(&self, tenant: TenantId, id: u64, change: Change) -> Result<(), SessionError> {
-        let taken = self.host.change_memory(tenant, id, change);
-        taken.then_some(()).ok_or(SessionError::MemoryBusy)
     }
 
     /// Admits a VM on another thread: a GPU may take a second for it, and other VMs' doorbells must
@@ -174,15 +194,15 @@ impl Control {
         let Some(session) = self.sessions.get_mut(&number) else {
             return Ok(());
         };
-        let limits = self.host.limits();
+        let limits = self.fleet.limits();
         let place = limits.take(Resource::Admissions, &session.holder, 1)?;
         let stream = session.stream.try_clone().map_err(WireError::Socket)?;
         let wake = self.wake.try_clone().map_err(WireError::Socket)?;
-        let (host, admitted, uid) = (self.host.clone(), self.admitted.clone(), session.uid);
+        let (fleet, admitted, uid) = (self.fleet.clone(), self.admitted.clone(), session.uid);
         thread::Builder::new()
             .name("turnstile-admit".into())
             .spawn(move || {
-                let admission = host.admit(hello, fds, stream, uid);
+                let admission = fleet.admit(hello, fds, stream, uid);
                 drop(place);
                 // The loop is gone only with the daemon.
                 if admitted.send((number, admission)).is_ok() {
@@ -199,11 +219,11 @@ impl Control {
     pub(super) fn admitted(
         &mut self,
         number: u32,
-        admission: Result<(TenantId, AccountId, File), HostError>,
+        admission: Result<Taken, HostError>,
         ops: &mut EventOps,
     ) {
-        let (tenant, account, kick) = match admission {
-            Ok(admitted) => admitted,
+        let taken = match admission {
+            Ok(taken) => taken,
             Err(error) => {
                 let error = SessionError::Refused(chain(&error));
                 self.end(number, ops, Some(&error));
@@ -211,18 +231,33 @@ impl Control {
             }
         };
         let Some(session) = self.sessions.get_mut(&number) else {
-            self.host.leave(tenant);
+            self.fleet.leave(&taken.host, taken.tenant);
             return;
         };
         let data = data_of(number, Source::Socket);
-        let kick = Kick::new(kick, data_of(number, Source::Kick), account);
+        let payer = (taken.gpu, taken.account);
+        let kick = Kick::new(taken.kick, data_of(number, Source::Kick), payer);
         let watched = ops
             .add(Events::with_data(&session.stream, data, EventSet::IN))
             .and_then(|()| kick.watch(ops));
-        session.role = Some(Role::Vm { tenant, kick });
+        session.role = Some(Role::Vm {
+            host: taken.host,
+            tenant: taken.tenant,
+            kick,
+        });
         if watched.is_err() {
             let error = SessionError::Refused("watching the VM's kick failed".into());
             self.end(number, ops, Some(&error));
         }
     }
+}
+
+fn change_memory(
+    host: &Arc<Host>,
+    tenant: TenantId,
+    id: u64,
+    change: Change,
+) -> Result<(), SessionError> {
+    let taken = host.change_memory(tenant, id, change);
+    taken.then_some(()).ok_or(SessionError::MemoryBusy)
 }

@@ -6,12 +6,14 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::Instant;
 
 use turnstile_accounting::TenantId;
 use turnstile_vmm::wire::{FrameReader, FrameWriter, ToVmm, WireError};
 
 use crate::error::chain;
+use crate::host::Host;
 use crate::kicks::Kick;
 use crate::limits::{Held, Holder, LimitError};
 
@@ -38,10 +40,12 @@ pub(super) enum Role {
     /// A VM during admission, on another thread. Nothing is read from the VMM meanwhile.
     Starting,
     Vm {
+        host: Arc<Host>,
         tenant: TenantId,
         kick: Kick,
     },
     Program {
+        host: Arc<Host>,
         tenant: TenantId,
         /// Process id in the launcher's namespace -> on this host.
         processes: BTreeMap<u32, u32>,
@@ -49,6 +53,14 @@ pub(super) enum Role {
 }
 
 impl Role {
+    /// The GPU that the tenant is on.
+    pub(super) fn host(&self) -> Option<&Host> {
+        match self {
+            Self::Starting => None,
+            Self::Vm { host, .. } | Self::Program { host, .. } => Some(host),
+        }
+    }
+
     pub(super) const fn tenant(&self) -> Option<TenantId> {
         match self {
             Self::Starting => None,

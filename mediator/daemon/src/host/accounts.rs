@@ -252,6 +252,11 @@ impl Host {
             .map(|owner| owner.to_string())
     }
 
+    /// A tenant of this name is on another GPU: here the name belongs to its account as well.
+    pub(crate) fn learn_name(&self, name: &str, account: &str) {
+        self.lock().accounts.book.learn(name, account);
+    }
+
     /// Frees a tenant's name, unless it is connected.
     pub fn forget_name(&self, name: &str) {
         let mut state = self.lock();

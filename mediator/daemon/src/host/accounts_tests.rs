@@ -24,7 +24,7 @@ fn bounded(resource: Resource, account: u64) -> Arc<Host> {
     let mut host = Host::new(Arc::new(gpu), HostConfig::default()).unwrap();
     let mut rows = rows(256);
     rows[resource as usize].account = account;
-    host.limits = Limits::new(rows);
+    host.common.limits = Limits::new(rows);
     Arc::new(host)
 }
 

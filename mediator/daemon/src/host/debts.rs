@@ -20,6 +20,9 @@ const DEBTS_MAX: usize = 16_384;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeptDebt {
+    /// Identity of the GPU; none in files of a daemon that had one GPU.
+    #[serde(default)]
+    pub gpu: Option<String>,
     /// Engine.
     pub engine: u8,
     /// Account.
@@ -64,6 +67,7 @@ impl Host {
         for (engine, debt) in state.mediation.debts() {
             if let Some(account) = names.get(&debt.account) {
                 debts.push(KeptDebt {
+                    gpu: None,
                     engine: engine.0,
                     account: (*account).to_owned(),
                     tenant: debt.name.map(|name| name.to_string()),

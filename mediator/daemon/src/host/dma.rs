@@ -110,7 +110,7 @@ impl Host {
         if regions.is_empty() && !self.gpu().capabilities().follows_guest_memory {
             return Err(HostError::MemoryOnce);
         }
-        Ok(Mapped::map(fd, regions, self.limits.clone(), holder)?)
+        Ok(Mapped::map(fd, regions, self.limits().clone(), holder)?)
     }
 
     /// Changes a VM's memory. Its VMM gets the answer when that is done. False if the VMM broke the
@@ -139,7 +139,7 @@ impl Host {
             return false;
         };
         let holder = &desk.mapped.holder;
-        let Ok(held) = self.limits.take(Resource::Requests, holder, 1) else {
+        let Ok(held) = self.limits().take(Resource::Requests, holder, 1) else {
             return false;
         };
         match changes.try_send((id, change, held)) {

@@ -38,7 +38,7 @@ impl Mailbox {
         holder: Holder,
     ) -> std::io::Result<Self> {
         let (sender, letters) = sync_channel(1);
-        let mut holdings = Holdings::new(host.limits.clone(), holder.clone());
+        let mut holdings = Holdings::new(host.limits().clone(), holder.clone());
         // Weak, so that a forgotten mailbox does not keep a stopped daemon's GPU alive.
         let host = Arc::downgrade(host);
         thread::Builder::new()

@@ -193,6 +193,16 @@ pub struct Homecoming {
     pub lost: Vec<String>,
 }
 
+impl Homecoming {
+    /// Of two GPUs.
+    #[must_use]
+    pub fn and(mut self, other: Self) -> Self {
+        self.left_bytes += other.left_bytes;
+        self.lost.extend(other.lost);
+        self
+    }
+}
+
 impl Host {
     /// Before the end, brings programs' memory to the GPU as far as it fits, since they would fail
     /// without it. Turns end. VMs' memory makes way, as it is gone with the daemon in any case.

@@ -49,14 +49,14 @@ fn enter(host: &Arc<Host>, name: &str, program: bool, chunks: u64) -> TenantId {
         min_bytes: 0,
         high_bytes: None,
     };
-    let tenant = host.lock().number();
+    let tenant = host.number();
     let vm = PlainVm::enter(&**host.gpu(), tenant, 1 << 20, brought.memory_bytes, 1).unwrap();
     let holder = Holder {
         account: "a".into(),
         tenant: Some(tenant),
         trusted: true,
     };
-    let mapped = Mapped::map(None, &[], host.limits.clone(), holder.clone()).unwrap();
+    let mapped = Mapped::map(None, &[], host.limits().clone(), holder.clone()).unwrap();
     let kind = if program {
         Kind::Program(Identity::of(std::process::id()).unwrap())
     } else {
@@ -76,7 +76,7 @@ fn enter(host: &Arc<Host>, name: &str, program: bool, chunks: u64) -> TenantId {
         brought,
         holder,
     };
-    host.lock().insert(&*host.gpu, &host.limits, tenant, entry);
+    host.lock().insert(&*host.gpu, host.limits(), tenant, entry);
     host.gpu().allocate(tenant, chunks * CHUNK_BYTES).unwrap();
     host.memory_tick();
     tenant

@@ -48,11 +48,14 @@ const CHANGES: usize = 64;
 /// a period and of a write.
 const DRAFT_EVERY: Nanos = Nanos::from_ms(3_000);
 
-/// A durable ledger, as a daemon is given one.
-#[derive(Debug)]
+/// A ledger that all GPUs of a daemon write to. Its lock is an innermost one, held for a write.
+pub type SharedStore = Arc<Mutex<Box<dyn Store>>>;
+
+/// A durable ledger, as a daemon is given one for a GPU.
+#[derive(Clone, Debug)]
 pub struct LedgerConfig {
     /// Where entries go.
-    pub store: Box<dyn Store>,
+    pub store: SharedStore,
     /// The GPU of the ledger.
     pub gpu: GpuIdentity,
     /// Length of a window.
@@ -145,15 +148,18 @@ impl Recorder {
         gpu: &dyn Gpu,
     ) -> Result<Self, LedgerStartError> {
         let LedgerConfig {
-            mut store,
+            store,
             gpu: identity,
             window_ns,
             keep_ns,
         } = config;
-        store.claim(&identity)?;
-        // What the last run left of its open window, if it was killed.
-        store.adopt(&identity)?;
-        let tail = store.tail(&identity)?;
+        let tail = {
+            let mut store = store.lock().unwrap_or_else(PoisonError::into_inner);
+            store.claim(&identity)?;
+            // What the last run left of its open window, if it was killed.
+            store.adopt(&identity)?;
+            store.tail(&identity)?
+        };
         let capability = gpu.capabilities();
         let node = identity.node.clone();
         let rollup = RollupConfig {

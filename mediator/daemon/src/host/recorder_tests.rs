@@ -159,7 +159,7 @@ impl Bench {
             full: self.full.clone(),
         };
         let config = LedgerConfig {
-            store: Box::new(disk),
+            store: Arc::new(Mutex::new(Box::new(disk))),
             gpu: identity(),
             window_ns,
             keep_ns,

@@ -147,7 +147,7 @@ impl State {
         self.settings.get(name).copied().unwrap_or_default()
     }
 
-    fn find(&self, name: &str) -> Option<(TenantId, Brought)> {
+    pub(super) fn find(&self, name: &str) -> Option<(TenantId, Brought)> {
         let mut tenants = self.tenants.iter();
         let (tenant, entry) = tenants.find(|(_, entry)| entry.name == name)?;
         Some((*tenant, entry.brought))

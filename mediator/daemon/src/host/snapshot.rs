@@ -246,7 +246,7 @@ impl Host {
             }),
             conservation_error_ns,
             untracked: report.untracked,
-            limits: self.limits.snapshot(),
+            limits: self.limits().snapshot(),
             owners: state
                 .settings
                 .keys()

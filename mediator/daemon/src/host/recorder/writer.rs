@@ -4,9 +4,9 @@
 //! store, and in [`Shared`] how the writing stands. A write that fails is repeated until it
 //! succeeds or the daemon ends.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use turnstile_accounting::record::{
@@ -16,7 +16,7 @@ use turnstile_accounting::renumber::follow;
 use turnstile_accounting::store::{Store, StoreError};
 use turnstile_accounting::{Moment, Nanos};
 
-use super::{Letter, Shared};
+use super::{Letter, Shared, SharedStore};
 use crate::error::chain;
 
 /// TIMEOUT: between two attempts on a disk that takes nothing; a window is many times longer.
@@ -53,7 +53,7 @@ fn end_of(entry: &Entry) -> Option<Moment> {
 type Attempt<'a> = dyn FnMut(&mut Writer) -> Result<(), StoreError> + 'a;
 
 pub(super) struct Writer {
-    pub(super) store: Box<dyn Store>,
+    pub(super) store: SharedStore,
     pub(super) gpu: GpuIdentity,
     pub(super) keep_ns: Option<Nanos>,
     /// End of the last entry at the latest discard of old entries, on both clocks.
@@ -69,6 +69,10 @@ pub(super) struct Writer {
 }
 
 impl Writer {
+    fn store(&self) -> MutexGuard<'_, Box<dyn Store>> {
+        self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn run(mut self, letters: &Receiver<Letter>) {
         let mut given_up = false;
         for letter in letters {
@@ -91,7 +95,7 @@ impl Writer {
                 }
                 Letter::Changed(change) => {
                     let what = || format!("change {} is lost", change.request);
-                    self.attempt(&mut |own| own.store.note(&change).map(drop), &what);
+                    self.attempt(&mut |own| own.store().note(&change).map(drop), &what);
                     self.shared.noting.fetch_sub(1, Ordering::AcqRel);
                 }
             }
@@ -118,7 +122,7 @@ impl Writer {
         if own.is_some_and(|own| own != *after) {
             return;
         }
-        if let Err(error) = self.store.keep(&self.gpu, after, window) {
+        if let Err(error) = self.store().keep(&self.gpu, after, window) {
             log::info!("Ledger: the open window is not kept: {}", chain(&error));
         }
     }
@@ -127,7 +131,8 @@ impl Writer {
     /// writer added entries or the file was replaced by an older one.
     fn put(&mut self, entry: &Entry) -> Result<(), StoreError> {
         for entry in follow(&self.gpu, self.tail, entry) {
-            match self.store.put(&self.gpu, &entry) {
+            let put = self.store().put(&self.gpu, &entry);
+            match put {
                 Ok(_) => self.tail = Some(Tail::of(&entry)),
                 Err(error @ StoreError::Sequence { .. }) => {
                     self.overtaken(error)?;
@@ -143,7 +148,7 @@ impl Writer {
     /// Takes the end that the ledger has now, once no other writer adds entries. Until then it is
     /// the error.
     fn overtaken(&mut self, error: StoreError) -> Result<(), StoreError> {
-        let tail = self.store.tail(&self.gpu)?;
+        let tail = self.store().tail(&self.gpu)?;
         let (seen, since) = *self.overtaken.get_or_insert((tail, Instant::now()));
         if seen != tail {
             self.overtaken = Some((tail, Instant::now()));
@@ -185,7 +190,7 @@ impl Writer {
             *self.shared.reason() = Some(error);
             self.shared.failing.store(true, Ordering::Relaxed);
             if self.stop.recv_timeout(RETRY) == Err(RecvTimeoutError::Disconnected) {
-                self.store.ending();
+                self.store().ending();
                 last_attempts -= 1;
                 if last_attempts == 0 {
                     self.shared.lost.store(true, Ordering::Relaxed);
@@ -216,7 +221,7 @@ impl Writer {
             return;
         }
         let before = UnixNanos(now.0.saturating_sub(keep.0));
-        match self.store.retain(&self.gpu.node, before) {
+        match self.store().retain(&self.gpu.node, before) {
             Ok(retained) => log::info!("Ledger: {} entries were too old", retained.entries),
             Err(error) => log::error!("Ledger: nothing discarded: {}", chain(&error)),
         }

@@ -1,0 +1,501 @@
+//! GPUs of a host under one daemon: one [`Host`] each, and the placement of tenants on them.
+//!
+//! - In: greetings of VMMs and launchers, settings of an operator.
+//! - Out: the host that takes a tenant, or a refusal with its reason.
+//! - Invariants: a tenant's name and number are unique over all GPUs. A name belongs to the same
+//!   account on each of them. What an operator sets is set on each of them, or on none.
+//! - Locks: `places` is taken before the state of a host, and never under one.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use turnstile_accounting::record::GpuIdentity;
+use turnstile_accounting::{AccountId, TenantId};
+use turnstile_policies::Weight;
+use turnstile_policies::place::{self, GpuSize, Job, Placed, Rule};
+use turnstile_vmm::wire::ToDaemon;
+use uuid::Uuid;
+
+use super::accounts::{AccountsError, Entry as Terms, Rule as AccountRule, View};
+use super::error::{HostError, UserError};
+use super::host::accounts::AccountsConfig;
+use super::host::debts::KeptDebt;
+use super::host::settings::{Settings, SettingsError};
+use super::host::{Host, HostConfig, refuse};
+use super::journal::Journal;
+use super::limits::{Limits, rows};
+use crate::journal::Changed;
+use turnstile_gpu::Gpu;
+
+/// Blocks and warps that an SM holds, for rules that count them.
+/// SOURCE: CUDA C Programming Guide, technical specifications per compute capability, 9.0
+const SM_BLOCKS: u32 = 32;
+const SM_WARPS: u32 = 64;
+
+/// What all hosts of a daemon have in common.
+#[derive(Clone, Debug)]
+pub(crate) struct Common {
+    /// This run of the daemon.
+    pub(crate) boot: Uuid,
+    /// Number of the next tenant.
+    pub(crate) next: Arc<AtomicU32>,
+    pub(crate) journal: Arc<Journal>,
+    /// Counts what tenants, accounts and clients hold. Its lock is an innermost one.
+    pub(crate) limits: Arc<Limits>,
+}
+
+impl Common {
+    /// For `gpus` GPUs with so many tenants each.
+    pub(crate) fn new(gpus: usize, tenants_max: usize) -> Self {
+        Self {
+            boot: Uuid::new_v4(),
+            next: Arc::new(AtomicU32::new(1)),
+            journal: Arc::default(),
+            limits: Limits::new(rows((gpus * tenants_max) as u64)),
+        }
+    }
+}
+
+/// The name of a GPU that has none.
+pub(crate) fn unnamed() -> GpuIdentity {
+    GpuIdentity {
+        node: "host".into(),
+        gpu: "gpu-0".into(),
+        model: "GPU".into(),
+    }
+}
+
+/// A GPU and its tenants.
+#[derive(Debug)]
+pub struct Member {
+    /// The GPU, as ledgers and readers name it.
+    pub identity: GpuIdentity,
+    /// Its tenants, gates, policy and ledger.
+    pub host: Arc<Host>,
+}
+
+/// Which tenants are on which GPUs.
+#[derive(Debug)]
+struct Places {
+    gpus: place::Fleet,
+    placed: BTreeMap<TenantId, Placed>,
+    /// Names of tenants that are being admitted.
+    arriving: BTreeSet<String>,
+}
+
+/// GPUs of a host.
+#[derive(Debug)]
+pub struct Fleet {
+    members: Vec<Member>,
+    rule: Rule,
+    places: Mutex<Places>,
+}
+
+/// Why a tenant is placed on no GPU.
+#[derive(Debug, thiserror::Error)]
+pub enum PlacementError {
+    /// No GPU of this host is large enough.
+    #[error(transparent)]
+    Never(#[from] place::PlaceError),
+    /// All GPUs are full or closed.
+    #[error("No GPU has room for {bytes} bytes now ({gpus}); end a VM, or ask for less memory")]
+    Full {
+        /// GPU memory that the tenant asks for.
+        bytes: u64,
+        /// Bytes free on each GPU.
+        gpus: String,
+    },
+}
+
+/// A tenant that was taken in.
+pub(super) struct Taken {
+    pub(super) host: Arc<Host>,
+    pub(super) gpu: usize,
+    pub(super) tenant: TenantId,
+    pub(super) account: AccountId,
+    pub(super) kick: File,
+}
+
+impl Fleet {
+    /// Hosts for these GPUs, without tenants.
+    ///
+    /// # Errors
+    /// If a policy is not known.
+    pub(crate) fn new(
+        gpus: Vec<(GpuIdentity, Arc<dyn Gpu>, HostConfig)>,
+        rule: Rule,
+    ) -> Result<Self, HostError> {
+        let tenants_max = gpus.iter().map(|(_, _, config)| config.tenants_max).max();
+        let common = Common::new(gpus.len(), tenants_max.unwrap_or(0));
+        let sizes: Vec<GpuSize> = gpus.iter().map(|(_, gpu, _)| size_of(&**gpu)).collect();
+        let member = |(identity, gpu, config)| {
+            let host = Arc::new(Host::with(gpu, config, common.clone())?);
+            Ok(Member { identity, host })
+        };
+        let members: Result<Vec<Member>, HostError> = gpus.into_iter().map(member).collect();
+        Ok(Self {
+            members: members?,
+            rule,
+            places: Mutex::new(Places {
+                gpus: place::Fleet::new(&sizes),
+                placed: BTreeMap::new(),
+                arriving: BTreeSet::new(),
+            }),
+        })
+    }
+
+    /// A fleet of one GPU.
+    pub fn of_one(identity: GpuIdentity, host: Arc<Host>) -> Self {
+        let size = size_of(&**host.gpu());
+        Self {
+            members: vec![Member { identity, host }],
+            rule: Rule::Spread,
+            places: Mutex::new(Places {
+                gpus: place::Fleet::new(&[size]),
+                placed: BTreeMap::new(),
+                arriving: BTreeSet::new(),
+            }),
+        }
+    }
+
+    /// The GPUs, at least one.
+    pub fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// The first GPU: where programs run, and which notes changes of settings.
+    pub fn first(&self) -> &Arc<Host> {
+        // PANIC: none; a fleet has a GPU
+        &self.members[0].host
+    }
+
+    /// What tenants, accounts and clients hold, on all GPUs together.
+    pub fn limits(&self) -> &Arc<Limits> {
+        self.first().limits()
+    }
+
+    /// What happened lately, on all GPUs.
+    pub fn journal(&self) -> &Arc<Journal> {
+        self.first().journal()
+    }
+
+    fn places(&self) -> MutexGuard<'_, Places> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hosts(&self) -> impl Iterator<Item = &Arc<Host>> {
+        self.members.iter().map(|member| &member.host)
+    }
+
+    /// Closes a GPU, by its place, to further tenants, or opens it again.
+    pub fn close(&self, gpu: usize, closed: bool) {
+        self.places().gpus.close(gpu, closed);
+    }
+
+    /// Identities of the GPUs that are closed.
+    pub fn closed(&self) -> impl Iterator<Item = &str> {
+        let places = (0..).zip(&self.members);
+        let closed = places.filter(|(gpu, _)| self.is_closed(*gpu));
+        closed.map(|(_, member)| member.identity.gpu.as_str())
+    }
+
+    /// Whether a GPU is closed to further tenants.
+    pub fn is_closed(&self, gpu: usize) -> bool {
+        self.places().gpus.is_closed(gpu)
+    }
+
+    /// Places a VM on a GPU and takes it in there; see [`Host::admit`].
+    pub(super) fn admit(
+        &self,
+        hello: ToDaemon,
+        fds: Vec<OwnedFd>,
+        stream: UnixStream,
+        uid: u32,
+    ) -> Result<Taken, HostError> {
+        let seat = match self.seat(&hello) {
+            Ok(seat) => seat,
+            Err(error) => {
+                refuse(&error, &stream);
+                return Err(error);
+            }
+        };
+        let gpu = seat.placed.as_ref().map_or(0, |placed| placed.gpu);
+        let host = self.members[gpu].host.clone();
+        let (tenant, account, kick) = host.admit(hello, fds, stream, uid)?;
+        seat.taken(tenant);
+        Ok(Taken {
+            host,
+            gpu,
+            tenant,
+            account,
+            kick,
+        })
+    }
+
+    /// A place for a VM. With one GPU that GPU alone decides.
+    fn seat(&self, hello: &ToDaemon) -> Result<Seat<'_>, HostError> {
+        let mut seat = Seat {
+            fleet: self,
+            name: String::new(),
+            placed: None,
+        };
+        let ToDaemon::Hello {
+            name,
+            gpu_memory_bytes,
+            ..
+        } = hello
+        else {
+            return Ok(seat);
+        };
+        if self.members.len() == 1 && !self.is_closed(0) {
+            return Ok(seat);
+        }
+        let mut places = self.places();
+        if places.arriving.contains(name) || self.hosts().any(|host| host.has(name)) {
+            return Err(HostError::NameTaken { name: name.clone() });
+        }
+        let bytes = gpu_memory_bytes.unwrap_or(self.first().config.gpu_memory_bytes);
+        let job = Job {
+            memory_bytes: bytes,
+            blocks: 1,
+            threads: 32,
+        };
+        let placed = places.gpus.place(self.rule, job);
+        let placed = placed.map_err(PlacementError::from)?;
+        let Some(placed) = placed else {
+            let free = |(gpu, member): (usize, &Member)| {
+                let closed = if places.gpus.is_closed(gpu) {
+                    ", closed"
+                } else {
+                    ""
+                };
+                format!(
+                    "{}: {} free{closed}",
+                    member.identity.gpu,
+                    places.gpus.free_bytes(gpu)
+                )
+            };
+            let gpus: Vec<String> = self.members.iter().enumerate().map(free).collect();
+            let gpus = gpus.join("; ");
+            return Err(PlacementError::Full { bytes, gpus }.into());
+        };
+        places.arriving.insert(name.clone());
+        drop(places);
+        seat.name.clone_from(name);
+        seat.placed = Some(placed);
+        Ok(seat)
+    }
+
+    /// A tenant is gone.
+    pub(super) fn leave(&self, host: &Host, tenant: TenantId) {
+        host.leave(tenant);
+        let mut places = self.places();
+        if let Some(placed) = places.placed.remove(&tenant) {
+            places.gpus.release(&placed);
+        }
+    }
+
+    /// Takes accounts over when the daemon begins and no tenant is there.
+    ///
+    /// # Errors
+    /// If a user of the configuration is not known on this host.
+    pub(crate) fn begin_accounts(&self, config: &AccountsConfig) -> Result<(), UserError> {
+        self.hosts()
+            .try_for_each(|host| host.begin_accounts(config.clone()))
+    }
+
+    /// Takes settings over when the daemon begins and no tenant is there.
+    pub(crate) fn restore_settings(&self, settings: &BTreeMap<String, Settings>) {
+        self.hosts()
+            .for_each(|host| host.restore_settings(settings.clone()));
+    }
+
+    /// Takes debts over when the daemon begins: each where its GPU is, or on the first.
+    pub(crate) fn restore_debts(&self, debts: Vec<KeptDebt>) {
+        let mut of: Vec<Vec<KeptDebt>> = vec![Vec::new(); self.members.len()];
+        for debt in debts {
+            let is = |member: &Member| Some(&member.identity.gpu) == debt.gpu.as_ref();
+            let gpu = self.members.iter().position(is).unwrap_or(0);
+            of[gpu].push(debt);
+        }
+        for (host, debts) in self.hosts().zip(of) {
+            host.restore_debts(debts);
+        }
+    }
+
+    /// Debts for the next run of the daemon.
+    pub fn debts(&self) -> Vec<KeptDebt> {
+        let of = |member: &Member| {
+            let gpu = Some(member.identity.gpu.clone());
+            let debts = member.host.debts().into_iter();
+            debts.map(move |debt| KeptDebt {
+                gpu: gpu.clone(),
+                ..debt
+            })
+        };
+        self.members.iter().flat_map(of).collect()
+    }
+
+    /// Takes accounts of a configuration in place of those before: see
+    /// [`Host::configure_accounts`].
+    pub fn configure_accounts(
+        &self,
+        entries: &[(String, AccountRule)],
+        fronts: &BTreeMap<String, String>,
+    ) {
+        for host in self.hosts() {
+            host.configure_accounts(entries.to_vec(), fronts.clone());
+        }
+    }
+
+    /// Sets the weight of tenants that name none and connect from now on.
+    pub fn set_default_weight(&self, weight: Weight) {
+        self.hosts()
+            .for_each(|host| host.set_default_weight(weight));
+    }
+
+    /// Whether [`Self::set_settings`] would take this.
+    ///
+    /// # Errors
+    /// Why not, on the first GPU that refuses.
+    pub fn check_settings(
+        &self,
+        name: &str,
+        settings: Option<&Settings>,
+    ) -> Result<(), SettingsError> {
+        self.hosts()
+            .try_for_each(|host| host.check_settings(name, settings))
+    }
+
+    /// Sets what is set of a tenant, on the GPU that it is on or will be placed on.
+    ///
+    /// # Errors
+    /// As [`Self::check_settings`]; then nothing is changed.
+    pub fn set_settings(
+        &self,
+        name: &str,
+        settings: Option<Settings>,
+    ) -> Result<(), SettingsError> {
+        self.check_settings(name, settings.as_ref())?;
+        self.hosts()
+            .try_for_each(|host| host.set_settings(name, settings))
+    }
+
+    /// Frees a tenant's name, unless it is connected.
+    pub fn forget_name(&self, name: &str) {
+        self.hosts().for_each(|host| host.forget_name(name));
+    }
+
+    /// All accounts by name, with their tenants on all GPUs.
+    pub fn accounts(&self) -> BTreeMap<String, View> {
+        let mut all = BTreeMap::new();
+        for (name, view) in self.hosts().flat_map(|host| host.accounts()) {
+            match all.entry(name) {
+                Entry::Vacant(free) => {
+                    free.insert(view);
+                }
+                Entry::Occupied(mut first) => first.get_mut().tenants += view.tenants,
+            }
+        }
+        all
+    }
+
+    /// Whether the policies know what an entry of an account sets.
+    ///
+    /// # Errors
+    /// If one knows no weights, or no caps.
+    pub fn check_terms(&self, entry: &Terms) -> Result<(), SettingsError> {
+        self.hosts().try_for_each(|host| host.check_terms(entry))
+    }
+
+    /// Whether [`Self::set_account`] would take this.
+    ///
+    /// # Errors
+    /// Why not, on the first GPU that refuses.
+    pub fn check_account(
+        &self,
+        name: &str,
+        rule: Option<&AccountRule>,
+    ) -> Result<(), AccountsError> {
+        self.hosts()
+            .try_for_each(|host| host.check_account(name, rule))
+    }
+
+    /// Sets the entry of an account on each GPU: see [`Host::set_account`].
+    ///
+    /// # Errors
+    /// As [`Self::check_account`]; then nothing is changed.
+    pub fn set_account(&self, name: &str, rule: Option<&AccountRule>) -> Result<(), AccountsError> {
+        self.check_account(name, rule)?;
+        self.hosts()
+            .try_for_each(|host| host.set_account(name, rule.cloned()))
+    }
+
+    /// Counts up when [`Host::kept_accounts`] changes, of whichever GPU.
+    pub fn account_changes(&self) -> u64 {
+        self.hosts().map(|host| host.account_changes()).sum()
+    }
+
+    /// Why nothing is known of a GPU now, with the GPU's identity; none while all answer.
+    pub fn silence(&self) -> Option<(&GpuIdentity, String)> {
+        let silent = |member: &'_ Member| member.host.silence();
+        self.members
+            .iter()
+            .find_map(|member| Some((&member.identity, silent(member)?)))
+    }
+
+    /// Notes a change that was made: see [`Host::note`].
+    pub fn note(&self, kind: &str, name: &str, changed: Changed) {
+        self.first().note(kind, name, changed);
+    }
+}
+
+/// How large a GPU is for placement. Memory at the host counts where memory moves.
+fn size_of(gpu: &dyn Gpu) -> GpuSize {
+    let capability = gpu.capabilities();
+    GpuSize {
+        sms: capability.multiprocessors.max(1),
+        blocks: SM_BLOCKS,
+        warps: SM_WARPS,
+        memory_bytes: capability.memory_bytes + capability.host_pool_bytes,
+    }
+}
+
+/// A place during an admission, given back unless the tenant is taken in.
+struct Seat<'a> {
+    fleet: &'a Fleet,
+    name: String,
+    placed: Option<Placed>,
+}
+
+impl Seat<'_> {
+    /// The tenant is there: its name belongs to its account on all GPUs.
+    fn taken(mut self, tenant: TenantId) {
+        let Some(placed) = self.placed.take() else {
+            return;
+        };
+        let own = placed.gpu;
+        self.fleet.places().placed.insert(tenant, placed);
+        if let Some(account) = self.fleet.members[own].host.owner(&self.name) {
+            let others = self.fleet.members.iter().enumerate();
+            for (_, other) in others.filter(|(gpu, _)| *gpu != own) {
+                other.host.learn_name(&self.name, &account);
+            }
+        }
+    }
+}
+
+impl Drop for Seat<'_> {
+    fn drop(&mut self) {
+        let mut places = self.fleet.places();
+        places.arriving.remove(&self.name);
+        if let Some(placed) = self.placed.take() {
+            places.gpus.release(&placed);
+        }
+    }
+}
