@@ -15,6 +15,7 @@ pub mod drive;
 pub mod engine;
 pub mod experiments;
 pub mod jobs;
+pub mod mistakes;
 pub mod page;
 pub mod result;
 pub mod seeds;
