@@ -42,7 +42,11 @@ fn policies_of_the_lab_are_refused_by_serve_and_demo() {
             let output = command.args(arguments).output().unwrap();
             let text = String::from_utf8_lossy(&output.stderr);
             assert!(!output.status.success(), "{arguments:?}: {text}");
-            let naming = text.lines().filter(|line| ROWS.iter().filter(offered).all(|row| line.contains(row.name)));
+            let naming = text.lines().filter(|line| {
+                ROWS.iter()
+                    .filter(offered)
+                    .all(|row| line.contains(row.name))
+            });
             assert_eq!(naming.count(), 1, "{arguments:?}: {text}");
         }
     }

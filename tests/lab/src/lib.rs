@@ -19,6 +19,7 @@ pub mod mistakes;
 pub mod page;
 pub mod result;
 pub mod seeds;
+pub mod slices;
 
 #[cfg(feature = "world")]
 pub use daemon_loop::{

@@ -4,7 +4,7 @@ use super::*;
 use Kind::{Bound, Exact, Shape};
 
 /// Makes [`EXPERIMENTS`] of rows: name, paper and figure, help, needs; kind, seeds, verdict,
-/// function. The function is `run`, `world` if it runs the daemon's loop, or not built.
+/// function. The function is `run`, or `world` if it runs the daemon's loop.
 macro_rules! table {
     (@run run $run:path) => {
         Some($run as RunExperiment)
@@ -16,11 +16,8 @@ macro_rules! table {
         let run = None;
         run
     }};
-    (@run unbuilt) => {
-        None
-    };
     ($($id:literal, $source:literal, $about:literal, $needs:literal:
-        $kind:ident, $seeds:literal, $verdict:ident, $how:ident($($run:path)?);)*) => {
+        $kind:ident, $seeds:literal, $verdict:ident, $how:ident($run:path);)*) => {
         /// All experiments.
         pub const EXPERIMENTS: &[Experiment] = &[$(Experiment {
             id: $id,
@@ -30,7 +27,7 @@ macro_rules! table {
             kind: $kind,
             seeds: $seeds,
             verdict: Some(Verdict::$verdict),
-            run: table!(@run $how $($run)?),
+            run: table!(@run $how $run),
         }),*];
     };
 }
@@ -99,7 +96,7 @@ table! {
     "sm-take", "Adriaens 5.6, Fig. 5.8", "wait, terminate or migrate", "-":
         Exact, 1, Exact, run(sm_take::report);
     "sm-bandwidth", "Adriaens Tables 5.3, 7.2", "memory bandwidth of shared SMs", "M":
-        Bound, 1, Within, unbuilt();
+        Bound, 1, Fitted, run(sm_bandwidth::report);
     "li-scenes", "Li 2, eq. 1 to 6", "scenario by blocks and processes", "-":
         Exact, 1, Exact, run(li_scenes::report);
     "li-model", "Li Table 3", "formulas against recursion and simulation", "M":
@@ -109,15 +106,15 @@ table! {
     "slice-1", "Share-a-GPU eq. 1", "the shortest slice that hides the copies", "X":
         Exact, 1, Exact, run(slice_1::report);
     "slice-5", "Share-a-GPU Fig. 5", "cost of slices, each program alone", "W K X":
-        Bound, 1, Within, unbuilt();
+        Bound, 1, Within, run(slice_turns::alone_report);
     "slice-6", "Share-a-GPU Fig. 6", "pairs of programs", "W K X":
-        Bound, 1, Within, unbuilt();
+        Bound, 1, Differs, run(slice_turns::pairs_report);
     "slice-7", "Share-a-GPU Fig. 7", "seven programs together", "W K X":
-        Shape, 1, Within, unbuilt();
+        Shape, 1, Shape, run(slice_turns::together_report);
     "slice-9", "Share-a-GPU Fig. 9", "one program on two GPUs", "G K X":
-        Bound, 1, Within, unbuilt();
+        Bound, 1, Fitted, run(slice_gpus::alone_report);
     "slice-10", "Share-a-GPU Fig. 10", "seven programs on two GPUs", "G K X":
-        Bound, 1, Within, unbuilt();
+        Bound, 1, Within, run(slice_gpus::together_report);
     "slice-states", "Share-a-GPU Alg. 1, 2", "the state machine", "-":
         Exact, 200, Exact, run(slice_states::report);
     "adversary", "none", "a victim's worst window beside attackers", "-":
