@@ -199,13 +199,8 @@ impl Attack {
     /// The largest permitted shortfall of the victim: the longest kernel of an attacker, the bound
     /// on being ahead, and the reaction.
     pub fn allowed_ns(&self) -> u64 {
-        let longest = |load: &Load| match load {
-            Load::Program { kernels_ns, .. } => kernels_ns.iter().copied().max(),
-            Load::Open { work, .. } => work.iter().map(|(_, length)| *length).max(),
-            Load::Closed { kernels, .. } => Some(kernels.longest_ns),
-        };
-        let longest = self.attackers.iter().filter_map(longest).max();
-        longest.unwrap_or(Nanos::ZERO).0 + ALLOWED.0
+        let longest = self.attackers.iter().filter_map(Load::lengths);
+        longest.map(|of| of.longest_ns.0).max().unwrap_or(0) + ALLOWED.0
     }
 
     /// The shortfall of the victim against its part of all service, in the worst stretch between
