@@ -15,6 +15,7 @@
 //! - `dfq-literal`: disengaged fair queuing as the LoGA paper prints it, for comparison;
 //! - `owed`: for hardware that slices by itself; its input is polls instead of events ([`Owed`]).
 //!
+//! Further [`ROWS`] are policies of the papers, which the lab drives for comparison.
 //! [`model`] has models of the papers, and [`place`] the choice of a GPU for a job.
 //!
 //! One period of a mediator:
@@ -73,5 +74,6 @@ pub use policy::{
     TenantDecision, TenantPeriod,
 };
 pub use table::{
-    DECISION_PERIOD_NS, DEFAULT_POLICY, POLICIES, PolicyRow, Rule, Tuning, policy_by_name,
+    Comparison, DECISION_PERIOD_NS, DEFAULT_POLICY, POLICIES, PolicyRow, ROWS, Rule, Tuning,
+    policy_by_name,
 };

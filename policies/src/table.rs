@@ -1,4 +1,7 @@
 //! All policies by name: a new one is one file and one row.
+//!
+//! [`POLICIES`] are those that a mediator offers. [`ROWS`] has those of the papers too, which the
+//! lab compares with them.
 
 use crate::dfq::Dfq;
 use crate::dfq_literal::DfqLiteral;
@@ -6,6 +9,8 @@ use crate::none::AdmitAll;
 use crate::owed::Owed;
 use crate::policy::Policy;
 use serde::{Deserialize, Serialize};
+#[cfg(doc)]
+use turnstile_accounting::Metric;
 use turnstile_accounting::Nanos;
 
 /// Parameters that an operator may tune, for any policy.
@@ -49,6 +54,8 @@ pub struct PolicyRow {
     pub targets: bool,
     /// It schedules copy engines as well, each with its own instance.
     pub every_engine: bool,
+    /// It is for comparison in the lab, and no mediator offers it.
+    pub lab: bool,
     /// Makes an instance without tenants.
     pub make: fn(&Tuning) -> Rule,
 }
@@ -58,7 +65,7 @@ impl PolicyRow {
     pub fn policy(&self, tuning: &Tuning) -> Option<Box<dyn Policy>> {
         match (self.make)(tuning) {
             Rule::Events(policy) => Some(policy),
-            Rule::Looks(_) => None,
+            Rule::Looks(_) | Rule::Lab(_) => None,
         }
     }
 }
@@ -70,6 +77,21 @@ pub enum Rule {
     Events(Box<dyn Policy>),
     /// Polls of an engine that divides its time by itself.
     Looks(Box<Owed>),
+    /// Phases and traps that no mediator has: the lab drives it.
+    Lab(Comparison),
+}
+
+/// A policy of a paper, for comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Comparison {
+    /// One program at a time, to its end.
+    Fcfs,
+    /// One command at a time, each submission trapped, the least exact service first.
+    Engaged,
+    /// Samples of each task alone ([`crate::model::neon`]).
+    Neon,
+    /// LoGA-CL: [`DfqLiteral`] by the mean time between two switches ([`Metric::PerTurn`]).
+    LogaPerTurn,
 }
 
 /// Period of decisions where usage is measured throughout. Measured in the simulator of
@@ -81,8 +103,31 @@ pub const DECISION_PERIOD_NS: Nanos = Nanos::from_ms(1);
 /// The policy of a GPU without a configured one.
 pub const DEFAULT_POLICY: &str = "dfq";
 
-/// Every policy.
-pub const POLICIES: &[PolicyRow] = &[
+/// A policy that is compared in the lab.
+const fn compared(name: &'static str, about: &'static str, make: fn(&Tuning) -> Rule) -> PolicyRow {
+    PolicyRow {
+        name,
+        about,
+        weights: false,
+        caps: false,
+        targets: false,
+        every_engine: false,
+        lab: true,
+        make,
+    }
+}
+
+/// Every policy that a mediator offers.
+pub const POLICIES: &[PolicyRow] = {
+    let mut offered = 0;
+    while offered < ROWS.len() && !ROWS[offered].lab {
+        offered += 1;
+    }
+    ROWS.split_at(offered).0
+};
+
+/// Every policy; those of the lab are the last.
+pub const ROWS: &[PolicyRow] = &[
     PolicyRow {
         name: "none",
         about: "Admit every tenant: account, but do not schedule",
@@ -90,6 +135,7 @@ pub const POLICIES: &[PolicyRow] = &[
         caps: false,
         targets: false,
         every_engine: false,
+        lab: false,
         make: |_| Rule::Events(Box::new(AdmitAll::default())),
     },
     PolicyRow {
@@ -99,6 +145,7 @@ pub const POLICIES: &[PolicyRow] = &[
         caps: true,
         targets: false,
         every_engine: true,
+        lab: false,
         make: |tuning| Rule::Events(Box::new(Dfq::new(tuning))),
     },
     PolicyRow {
@@ -108,6 +155,7 @@ pub const POLICIES: &[PolicyRow] = &[
         caps: false,
         targets: false,
         every_engine: false,
+        lab: false,
         make: |_| Rule::Events(Box::new(DfqLiteral::default())),
     },
     PolicyRow {
@@ -117,11 +165,32 @@ pub const POLICIES: &[PolicyRow] = &[
         caps: true,
         targets: true,
         every_engine: false,
+        lab: false,
         make: |tuning| Rule::Looks(Box::new(Owed::new(tuning))),
     },
+    compared(
+        "neon",
+        "NEON's fair queuing, from samples of each task alone",
+        |_| Rule::Lab(Comparison::Neon),
+    ),
+    compared(
+        "engaged",
+        "Fair queuing with each submission trapped",
+        |_| Rule::Lab(Comparison::Engaged),
+    ),
+    compared(
+        "fcfs",
+        "First come first served: a program until it ends",
+        |_| Rule::Lab(Comparison::Fcfs),
+    ),
+    compared(
+        "loga-cl",
+        "dfq-literal by the mean time between two switches",
+        |_| Rule::Lab(Comparison::LogaPerTurn),
+    ),
 ];
 
-/// The row of the policy `name`.
+/// The row of the policy `name`, if a mediator offers it.
 pub fn policy_by_name(name: &str) -> Option<&'static PolicyRow> {
     POLICIES.iter().find(|row| row.name == name)
 }
@@ -132,11 +201,13 @@ mod tests {
 
     #[test]
     fn every_row_makes_the_policy_it_names() {
-        for row in POLICIES {
-            if let Some(policy) = row.policy(&Tuning::default()) {
+        for row in ROWS {
+            let rule = (row.make)(&Tuning::default());
+            if let Rule::Events(policy) = &rule {
                 assert_eq!(policy.name(), row.name);
             }
-            assert_eq!(policy_by_name(row.name).unwrap().about, row.about);
+            assert_eq!(row.lab, matches!(rule, Rule::Lab(_)), "{}", row.name);
+            assert_eq!(policy_by_name(row.name).is_some(), !row.lab, "{}", row.name);
         }
         assert!(policy_by_name(DEFAULT_POLICY).is_some());
         assert!(policy_by_name("fifo").is_none());

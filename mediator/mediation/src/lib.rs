@@ -136,6 +136,8 @@ impl Mediation {
                     last: None,
                 }),
                 Rule::Looks(rule) => owed = Some(rule),
+                // The lab's own: no mediator offers it, and it decides nothing here.
+                Rule::Lab(_) => {}
             }
         }
         let mut this = Self::of(control, gpu.demand, scheduled, engines);

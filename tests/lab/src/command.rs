@@ -185,7 +185,11 @@ fn write(path: &Path, text: &str) -> io::Result<()> {
 }
 
 fn run(args: &RunArgs) -> Result<bool, CommandError> {
-    let rows = selected(args)?;
+    execute(selected(args)?, args)
+}
+
+/// Runs all these experiments, also after one that fails; returns whether all went well.
+fn execute(rows: Vec<(&'static Experiment, Seeds)>, args: &RunArgs) -> Result<bool, CommandError> {
     let unwritable = |path: &Path, kind| {
         let path = path.to_owned();
         move |error| CommandError::Unwritable { path, kind, error }
@@ -234,4 +238,72 @@ fn run(args: &RunArgs) -> Result<bool, CommandError> {
         write(file, &page(&runs)).map_err(unwritable(file, "file"))?;
     }
     Ok(passed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiments::Kind;
+    use crate::result::{Failure, Quantity, Report, Verdict};
+
+    const BROKEN: Experiment = Experiment {
+        id: "broken",
+        source: "none",
+        about: "a law that is broken",
+        needs: "-",
+        kind: Kind::Exact,
+        seeds: 1,
+        verdict: Some(Verdict::Exact),
+        run: Some(|_| Err(Failure("Seed 3, at 5 ns: a law".to_owned()))),
+    };
+    static ROWS: [Experiment; 3] = [
+        BROKEN,
+        Experiment {
+            id: "sound",
+            run: Some(|_| {
+                Ok(Report {
+                    quantities: vec![Quantity::holds("it holds", true)],
+                    ..Report::default()
+                })
+            }),
+            ..BROKEN
+        },
+        Experiment {
+            id: "absent",
+            run: None,
+            ..BROKEN
+        },
+    ];
+
+    #[test]
+    fn a_broken_law_ends_its_experiment_and_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let page = folder.path().join("page.md");
+        let args = RunArgs {
+            experiments: Vec::new(),
+            all: true,
+            seeds: None,
+            seed: 0,
+            json: None,
+            svg: None,
+            page: Some(page.clone()),
+            check: true,
+        };
+        let passes = |rows: &'static [Experiment]| {
+            let rows = rows.iter().map(|row| (row, Seeds::from(1)));
+            execute(rows.collect(), &args).unwrap()
+        };
+        assert!(!passes(&ROWS), "the status is 1");
+        let text = fs::read_to_string(&page).unwrap();
+        assert!(text.contains("failed: Seed 3, at 5 ns: a law"), "{text}");
+        assert!(
+            text.contains("| `sound` | none | exact | exact |"),
+            "{text}"
+        );
+        assert!(
+            text.contains("| `absent` | none | exact | not built |"),
+            "{text}"
+        );
+        assert!(passes(&ROWS[1..]));
+    }
 }

@@ -3,24 +3,15 @@
 //! In: programs and a scheduler. Out: the service of each program, and how many of its submissions
 //! were trapped. Decisions take effect at once.
 
-use turnstile_accounting::{AccountId, Demand, EngineState, Moment, Nanos, TenantId};
+use turnstile_accounting::{AccountId, Demand, EngineState, Metric, Moment, Nanos, TenantId};
 use turnstile_policies::model::neon::{FREE_RUN_FACTOR, Neon, SAMPLE, SAMPLE_COMMANDS_MAX, Sample};
 use turnstile_policies::{
-    Basis, DECISION_PERIOD_NS, Decision, EngineEvent, Membership, PeriodUsage, Policy,
-    TenantParams, TenantPeriod, Tuning, policy_by_name,
+    Basis, Comparison, DECISION_PERIOD_NS, Decision, EngineEvent, Membership, PeriodUsage, Policy,
+    ROWS, Rule, TenantParams, TenantPeriod, Tuning, policy_by_name,
 };
 
 use crate::engine::{Engine, Program};
 use crate::result::Failure;
-
-/// LoGA's metric.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LogaMetric {
-    /// Time on the engine in the poll phase.
-    Total,
-    /// LoGA-CL: the mean time between two switches.
-    PerTurn,
-}
 
 /// A scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,13 +30,42 @@ pub enum Scheduler {
     /// LoGA: polls 1 ms and not 5 ms for each channel, the printed rule, with so many channels a
     /// program.
     Loga {
-        /// The metric.
-        metric: LogaMetric,
+        /// What is charged.
+        metric: Metric,
         /// Channels of a program.
         channels: u64,
     },
     /// The product's `dfq`, by events.
     Dfq,
+}
+
+impl Scheduler {
+    /// The scheduler of the policy of this name, of a mediator or of the lab.
+    ///
+    /// # Errors
+    /// If there is none, or if it needs an engine that slices by itself.
+    pub fn by_name(name: &str) -> Result<Self, Failure> {
+        let loga = |metric| Self::Loga {
+            metric,
+            channels: 1,
+        };
+        let row = ROWS.iter().find(|row| row.name == name);
+        let rule = row.map(|row| (row.make)(&Tuning::default()));
+        Ok(match (name, rule) {
+            (_, Some(Rule::Lab(Comparison::Fcfs))) => Self::Fcfs,
+            (_, Some(Rule::Lab(Comparison::Engaged))) => Self::Engaged,
+            (_, Some(Rule::Lab(Comparison::Neon))) => Self::Neon { schedules: true },
+            (_, Some(Rule::Lab(Comparison::LogaPerTurn))) => loga(Metric::PerTurn),
+            ("none", Some(_)) => Self::None,
+            ("dfq", Some(_)) => Self::Dfq,
+            ("dfq-literal", Some(_)) => loga(Metric::Total),
+            _ => {
+                return Err(Failure(format!(
+                    "{name} is no policy of an engine with a dispatcher"
+                )));
+            }
+        })
+    }
 }
 
 /// Result of a run.
@@ -214,7 +234,7 @@ fn policy(name: &str, tenants: usize) -> Result<Box<dyn Policy>, Failure> {
 fn loga(
     engine: &mut Engine,
     tenants: usize,
-    (metric, channels): (LogaMetric, u64),
+    (metric, channels): (Metric, u64),
     end_ns: u64,
 ) -> Result<(), Failure> {
     let mut rule = policy("dfq-literal", tenants)?;
@@ -245,8 +265,8 @@ fn loga(
             .map(|tenant| {
                 let total = service[tenant] - before[tenant];
                 let used_ns = Nanos(match metric {
-                    LogaMetric::Total => total,
-                    LogaMetric::PerTurn => total / turns[tenant].max(1),
+                    Metric::Total => total,
+                    Metric::PerTurn => total / turns[tenant].max(1),
                 });
                 TenantPeriod {
                     tenant: id(tenant),

@@ -48,6 +48,8 @@ pub struct Result {
     pub ends: Vec<f64>,
     /// Jobs that crashed for lack of memory.
     pub crashed: usize,
+    /// Mean time from 0 until a job is placed, in seconds.
+    pub wait: f64,
     /// Mean time of a job on its GPU over its time alone, less 1, in percent.
     pub slowdown_percent: f64,
 }
@@ -159,11 +161,14 @@ pub fn run(jobs: &[Work], plan: &Plan<'_>) -> std::result::Result<Result, Failur
             }
             fleet.release(&one.placed);
             result.ends.push(now);
+            result.wait += one.began;
             slowdowns.push(((now - one.began) / one.work.seconds - 1.0) * 100.0);
             false
         });
     }
-    result.slowdown_percent = slowdowns.iter().sum::<f64>() / slowdowns.len().max(1) as f64;
+    let ended = slowdowns.len().max(1) as f64;
+    result.slowdown_percent = slowdowns.iter().sum::<f64>() / ended;
+    result.wait /= ended;
     Ok(result)
 }
 

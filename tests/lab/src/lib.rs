@@ -15,9 +15,11 @@ pub mod drive;
 pub mod engine;
 pub mod experiments;
 pub mod jobs;
+pub mod mistakes;
 pub mod page;
 pub mod result;
 pub mod seeds;
+pub mod slices;
 
 #[cfg(feature = "world")]
 pub use daemon_loop::{

@@ -226,6 +226,8 @@ pub fn page(runs: &[Run]) -> String {
             run.verdict()
         );
     }
+    text.push('\n');
+    text.push_str(&crate::mistakes::section(runs));
     for run in runs.iter().filter(|run| run.result.is_some()) {
         text.push('\n');
         text.push_str(&run.section());
@@ -258,16 +260,18 @@ fn wrapped(line: &str) -> String {
     text
 }
 
-/// The verdict of each quantity on a page, by experiment and name.
-pub fn verdicts(page: &str) -> BTreeMap<(String, String), String> {
+/// The cells of each quantity on a page, by experiment and name.
+pub fn rows(page: &str) -> BTreeMap<(String, String), Vec<String>> {
     let (mut id, mut found) = (String::new(), BTreeMap::new());
     for line in page.lines() {
         if let Some(head) = line.strip_prefix("## `") {
             id = head.split('`').next().unwrap_or_default().to_owned();
         }
-        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
-        if cells.len() == HEAD.len() + 2 && !id.is_empty() && !cells[1].starts_with("---") {
-            found.insert((id.clone(), cells[1].to_owned()), cells[8].to_owned());
+        let cells = line.trim_matches('|').split('|');
+        let cells: Vec<String> = cells.map(|cell| cell.trim().to_owned()).collect();
+        let is_row = cells.len() == HEAD.len() && !cells[0].starts_with("---");
+        if is_row && cells[0] != HEAD[0] && !id.is_empty() {
+            found.insert((id.clone(), cells[0].clone()), cells);
         }
     }
     found

@@ -382,6 +382,41 @@ impl Wish {
     }
 }
 
+/// Weights out of range, and loads without a kernel or with kernels of 0 ns: the run does not begin.
+#[test]
+fn participants_that_cannot_run_are_refused() {
+    let program = |kernels_ns: &[u64], depth| Load::Program {
+        kernels_ns: kernels_ns.iter().map(|ns| Nanos(*ns)).collect(),
+        depth,
+        pauses: Lengths::of(Nanos::ZERO),
+        start: Moment(0),
+    };
+    let refused = |weight, load| {
+        let broken = run(Setup::new(7, SECOND), &[Participant::new(weight, load)]).unwrap_err();
+        assert_eq!((broken.seed, broken.at), (7, Moment(0)));
+        broken.to_string()
+    };
+    for weight in [0, 10_001] {
+        let text = refused(weight, program(&[1_000], 1));
+        assert!(text.contains(&weight.to_string()), "{text}");
+    }
+    for load in [
+        program(&[], 1),
+        program(&[1_000, 0], 1),
+        program(&[1_000], 0),
+        program(&[1_000], 33),
+        Load::saturating(Lengths::of(Nanos::ZERO), 1),
+    ] {
+        assert!(refused(100, load).contains("1 to 32 kernels submitted, of 1 ns or more"));
+    }
+    let nothing = Load::Open {
+        work: Vec::new(),
+        depth: 1,
+    };
+    let outcome = run(Setup::new(7, SECOND), &[Participant::new(100, nothing)]).unwrap();
+    assert_eq!(outcome.launches, [0], "it submits nothing");
+}
+
 fn any_wish() -> impl Strategy<Value = Wish> {
     let kernels = (20u64..2_000, 0u64..1_000)
         .prop_map(|(least, more)| Lengths::between_us(least, least + more));

@@ -62,6 +62,11 @@ impl Lengths {
     }
 }
 
+/// A load that no guest can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("A load keeps 1 to {DEPTH_MAX} kernels submitted, of 1 ns or more")]
+pub struct BadLoad;
+
 /// Load of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Load {
@@ -176,15 +181,41 @@ impl Load {
         }
     }
 
+    /// Its shortest and its longest kernel; none if it has no kernel.
+    pub fn lengths(&self) -> Option<Lengths> {
+        let of = |lengths: &mut dyn Iterator<Item = Nanos>| {
+            lengths.fold(None, |known: Option<Lengths>, length| {
+                let known = known.unwrap_or(Lengths::of(length));
+                Some(Lengths {
+                    shortest_ns: known.shortest_ns.min(length),
+                    longest_ns: known.longest_ns.max(length),
+                })
+            })
+        };
+        match self {
+            Self::Closed { kernels, .. } => Some(*kernels),
+            Self::Open { work, .. } => of(&mut work.iter().map(|(_, length)| *length)),
+            Self::Program { kernels_ns, .. } => of(&mut kernels_ns.iter().copied()),
+        }
+    }
+
+    /// Whether a guest can have it.
+    ///
+    /// # Errors
+    /// If it keeps no kernel submitted, more than a ring has, or one of 0 ns. A load that has no
+    /// kernel by its list of moments submits nothing.
+    pub fn check(&self) -> Result<(), BadLoad> {
+        let takes_time = match self.lengths() {
+            Some(lengths) => lengths.shortest_ns > Nanos::ZERO,
+            None => matches!(self, Self::Open { .. }),
+        };
+        let fits = (1..=DEPTH_MAX).contains(&self.depth());
+        (fits && takes_time).then_some(()).ok_or(BadLoad)
+    }
+
     /// The longest that its queued kernels can take.
     pub fn queued_ns_max(&self) -> Nanos {
-        let longest = match self {
-            Self::Closed { kernels, .. } => kernels.longest_ns.0,
-            Self::Open { work, .. } => work.iter().map(|(_, length)| length.0).max().unwrap_or(0),
-            Self::Program { kernels_ns, .. } => {
-                kernels_ns.iter().map(|length| length.0).max().unwrap_or(0)
-            }
-        };
+        let longest = self.lengths().map_or(0, |lengths| lengths.longest_ns.0);
         Nanos(u64::from(self.depth()) * longest)
     }
 }
@@ -260,11 +291,6 @@ impl Guest {
         load: Load,
         seed: u64,
     ) -> Result<Self, Refusal> {
-        assert!(
-            (1..=DEPTH_MAX).contains(&load.depth()),
-            "{} launches do not fit into the ring",
-            load.depth()
-        );
         let vm = Arc::new(PlainVm::new(MEMORY_BYTES));
         gpu.create_context(id, vm.resources(account, GPU_MEMORY_BYTES, 1))?;
         let channel = vm.open_channel(gpu, id, RING_ENTRIES, VECTOR)?;

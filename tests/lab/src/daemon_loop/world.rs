@@ -165,6 +165,7 @@ impl World {
             mediation
                 .add(id(place), membership, params, Moment(0))
                 .map_err(failed)?;
+            participant.load.check().map_err(failed)?;
             let load = participant.load.clone();
             let account = membership.account;
             let guest = Guest::start(&gpu, id(place), account, load, setup.seed).map_err(failed)?;

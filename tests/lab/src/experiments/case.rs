@@ -86,7 +86,11 @@ impl Machine {
         self.run(jobs, Rule::RoundRobin(most), workers)
     }
 
-    fn run(&self, jobs: &[Work], rule: Rule, workers: usize) -> Result<Outcome, Failure> {
+    /// Runs jobs under a rule with so many workers.
+    ///
+    /// # Errors
+    /// If a job can never be placed.
+    pub fn run(&self, jobs: &[Work], rule: Rule, workers: usize) -> Result<Outcome, Failure> {
         let plan = Plan {
             gpus: self.gpus,
             workers,

@@ -16,6 +16,8 @@ use turnstile_gpu::Suspend;
 use crate::daemon_loop::guest::Load;
 use crate::daemon_loop::laws::Violation;
 use crate::daemon_loop::world::{Outcome, Participant, Setup, run};
+use crate::drive::{Scheduler, drive};
+use crate::engine;
 use crate::result::{Failure, Parameters, Quantity, Report};
 use crate::seeds::{Seeds, over_seeds};
 
@@ -23,6 +25,8 @@ use crate::seeds::{Seeds, over_seeds};
 pub const END: Moment = Moment(4_000_000_000);
 /// Policies that are compared.
 pub const POLICIES: [&str; 3] = ["none", "dfq", "dfq-literal"];
+/// Policies of the lab beside them, without weights and on an engine that stops no kernel.
+const COMPARED: [&str; 3] = ["neon", "engaged", "loga-cl"];
 /// Lengths of kernels, in microseconds.
 pub const KERNELS_US: [u64; 2] = [200, 2_000];
 /// Pauses of the second tenant, in microseconds.
@@ -150,6 +154,38 @@ impl Pair {
         Ok([parts[0], parts[1]])
     }
 
+    /// The result under a policy of the lab, of the model of an engine.
+    ///
+    /// # Errors
+    /// If the lab has no such policy.
+    fn compared(&self, policy: &str) -> Result<Figures, Failure> {
+        let programs = self
+            .programs
+            .map(|of| engine::Program::of_us(of.kernel_us, of.depth, of.pause_us));
+        let none = Scheduler::by_name("none")?;
+        let mut claims = Vec::new();
+        for program in &programs {
+            let alone = drive(none, std::slice::from_ref(program), END.0)?;
+            claims.push(Claim {
+                weight: 1,
+                demand: Some(u128::from(alone.service_ns[0])),
+            });
+        }
+        let entitled = water_fill(u128::from(END.0), &claims);
+        let entitled = entitled.iter().map(|ns| *ns as f64).collect::<Vec<_>>();
+        let served = drive(Scheduler::by_name(policy)?, &programs, END.0)?;
+        let busy = served.part(0) + served.part(1);
+        let percent = |of: f64, all: f64| of / all * 100.0;
+        let entitled = [0, 1].map(|place| percent(entitled[place], entitled[0] + entitled[1]));
+        Ok(Figures {
+            entitled,
+            served: [0, 1].map(|place| percent(served.part(place), busy)),
+            busy: busy * 100.0,
+            bound: self.bound(entitled[1] / 100.0),
+            exits: [0, 1].map(|place| served.exits(place)),
+        })
+    }
+
     fn bound(&self, entitled: f64) -> Option<f64> {
         if !self.one_keeps_queued() {
             return None;
@@ -223,6 +259,28 @@ pub fn pairs(suspend: Suspend) -> Vec<Pair> {
     all
 }
 
+/// The quantities of a policy over pairs; with what the product promises in points.
+fn summary(name: &str, figures: Vec<&Figures>, points: Option<f64>) -> Vec<Quantity> {
+    let over = |what: &str, unit, of: &dyn Fn(&Figures) -> Option<f64>| {
+        let values = figures.iter().filter_map(|figures| of(figures));
+        Quantity::over(format!("{name}: {what}"), unit, values.collect())
+    };
+    let off = over("off the entitlement", "points", &|of| Some(of.off_points()));
+    let busy = over("busy, of what it can be", "", &|of| {
+        Some(of.busy / of.bound?)
+    });
+    let exits = over("exits a kernel of the first", "", &|of| Some(of.exits[0]));
+    let (off, busy) = match points {
+        Some(points) => (
+            off.between(-points, points),
+            busy.between(0.95, f64::INFINITY),
+        ),
+        None => (off, busy),
+    };
+    let all = [off, busy, exits].into_iter();
+    all.filter(Quantity::has_value).collect()
+}
+
 /// The experiment: over all pairs of a kind, for each policy.
 ///
 /// # Errors
@@ -249,26 +307,22 @@ pub fn report(seeds: &Seeds) -> Result<Report, Failure> {
                 let pair = of_kind[(place / seeds.count()) as usize];
                 pair.figures(seeds.first() + place % seeds.count(), &POLICIES)
             })?;
+            let name = |policy| format!("{policy}, {suspend:?}, {kind}");
             for (index, policy) in POLICIES.into_iter().enumerate() {
-                let over = |what: &str, unit, of: &dyn Fn(&Figures) -> Option<f64>| {
-                    let values = figures.iter().filter_map(|figures| of(&figures[index]));
-                    let name = format!("{policy}, {suspend:?}, {kind}: {what}");
-                    Quantity::over(name, unit, values.collect())
-                };
-                let off = over("off the entitlement", "points", &|of| Some(of.off_points()));
-                let busy = over("busy, of what it can be", "", &|of| {
-                    Some(of.busy / of.bound?)
-                });
-                let exits = over("exits a kernel of the first", "", &|of| Some(of.exits[0]));
-                quantities.push(match policy {
-                    "dfq" => off.between(-points, points),
-                    _ => off,
-                });
-                quantities.extend(busy.has_value().then_some(match policy {
-                    "dfq" => busy.between(0.95, f64::INFINITY),
-                    _ => busy,
-                }));
-                quantities.push(exits);
+                let of = figures.iter().map(|figures| &figures[index]).collect();
+                let points = (policy == "dfq").then_some(points);
+                quantities.extend(summary(&name(policy), of, points));
+            }
+            if suspend == Suspend::BetweenCommands {
+                let equal = |pair: &&&Pair| pair.weights[0] == pair.weights[1];
+                for policy in COMPARED {
+                    let of = of_kind
+                        .iter()
+                        .filter(equal)
+                        .map(|pair| pair.compared(policy));
+                    let of: Vec<Figures> = of.collect::<Result<_, _>>()?;
+                    quantities.extend(summary(&name(policy), of.iter().collect(), None));
+                }
             }
         }
     }
@@ -281,6 +335,7 @@ pub fn report(seeds: &Seeds) -> Result<Report, Failure> {
         quantities,
         notes: vec![
             "Values are over one in 7 pairs, and over seeds. Entitled: weighted max-min over what each uses alone, of what both are entitled to.".to_owned(),
+            "NEON, engaged and LoGA-CL run on a model of the engine, with equal weights.".to_owned(),
             "Bound: the most that the engine can be busy at the entitled shares; deeper programs count as bursts.".to_owned(),
         ],
         ..Report::default()

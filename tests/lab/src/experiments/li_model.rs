@@ -79,6 +79,11 @@ pub fn report(_: &Seeds) -> Result<Report, Failure> {
         )
         .because("SMs with fewer blocks go on before the round ends"),
     );
+    quantities.push(Quantity::not_modelled(
+        "Fig. 7: time by resident blocks",
+        "",
+        "the figure has no numbers; the stretch for each block is chosen",
+    ));
     Ok(Report {
         title: "Mean deviation over 1 to 8 processes".to_owned(),
         parameters: Parameters {

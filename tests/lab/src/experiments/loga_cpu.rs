@@ -95,12 +95,17 @@ pub fn report(seeds: &Seeds) -> Result<Report, Failure> {
         // Two means over the seeds, each of which scatters by this much.
         quantities.push(own.within(0.0, (2.0 * deviation).max(0.1)));
     }
-    let missing = "the simulated thread has no cost of its own: printed are 0.3 % for scheduling";
-    quantities.push(Quantity::not_modelled(
-        "measured part of a core, scheduling with it (17 %)",
-        "%",
-        missing,
-    ));
+    let missing = "the simulated thread has no cost of its own";
+    let of = |name, printed| Quantity::not_modelled(name, "%", missing).paper(printed);
+    quantities.extend([
+        of("measured part of a core, scheduling with it", 17.0),
+        of("scheduling alone, part of a core", 0.3),
+        Quantity::not_modelled(
+            "NEON, part of a core",
+            "%",
+            "the paper could not measure it",
+        ),
+    ]);
     Ok(Report {
         title: "Phases by allocated channels, 12 a program; six GPUs on one thread".to_owned(),
         parameters: Parameters {

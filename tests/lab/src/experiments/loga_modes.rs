@@ -20,8 +20,8 @@ pub fn report(_: &Seeds) -> Result<Report, Failure> {
         served.service_ns[0] as f64 / sum * 100.0
     };
     let mut quantities = Vec::new();
-    let engaged = drive(Scheduler::Engaged, &pair, END_NS)?;
-    let dfq = drive(Scheduler::Dfq, &pair, END_NS)?;
+    let engaged = drive(Scheduler::by_name("engaged")?, &pair, END_NS)?;
+    let dfq = drive(Scheduler::by_name("dfq")?, &pair, END_NS)?;
     for (name, served) in [("engaged", &engaged), ("disengaged", &dfq)] {
         quantities.push(
             Quantity::of(
@@ -43,7 +43,7 @@ pub fn report(_: &Seeds) -> Result<Report, Failure> {
         launches: Some(1_000),
         ..Program::of_us(200, 1, 0)
     };
-    let fcfs = drive(Scheduler::Fcfs, &[first, second], 1_999_000_000)?;
+    let fcfs = drive(Scheduler::by_name("fcfs")?, &[first, second], 1_999_000_000)?;
     quantities.push(
         Quantity::of(
             "first come first served: kernels of the second before the first ends",
@@ -55,11 +55,8 @@ pub fn report(_: &Seeds) -> Result<Report, Failure> {
     let throttles: Vec<Program> = (0..4)
         .map(|place| Program::throttle_us(200, 800, place, 4))
         .collect();
-    for (name, scheduler) in [
-        ("engaged", Scheduler::Engaged),
-        ("disengaged", Scheduler::Dfq),
-    ] {
-        let served = drive(scheduler, &throttles, END_NS)?;
+    for (name, policy) in [("engaged", "engaged"), ("disengaged", "dfq")] {
+        let served = drive(Scheduler::by_name(policy)?, &throttles, END_NS)?;
         let parts = (0..4).map(|place| served.part(place) * 100.0);
         let worst = parts.map(|part| (part - 20.0).abs()).fold(0.0, f64::max);
         quantities.push(

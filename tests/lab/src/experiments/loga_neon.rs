@@ -41,6 +41,22 @@ fn cost(programs: &[Program]) -> Result<(f64, f64), Failure> {
     Ok((free.part(0), (ratio - 1.0) * 100.0))
 }
 
+/// Load of the throttles alone, in percent, which nothing contends for.
+pub(super) fn load(kernel_us: u64, pause_us: u64, throttles: u64) -> Result<Quantity, Failure> {
+    let all =
+        (0..throttles).map(|place| Program::throttle_us(kernel_us, pause_us, place, throttles));
+    let served = drive(Scheduler::None, &all.collect::<Vec<_>>(), END_NS)?;
+    let cycle_us = (kernel_us + pause_us) as f64;
+    let printed = (throttles * kernel_us) as f64 / cycle_us * 100.0;
+    let sum = (0..served.service_ns.len())
+        .map(|place| served.part(place))
+        .sum::<f64>();
+    let name = format!("{throttles} throttles ({kernel_us}, {pause_us}): load");
+    Ok(Quantity::of(name, "%", sum * 100.0)
+        .paper(printed)
+        .within(printed, 0.01))
+}
+
 /// The cost by arithmetic, in percent. A cycle has `tasks` samples of 1 ms, and a free run of five
 /// times that. A program that always wants the engine has one sample, and `part` of the free run.
 fn by_arithmetic(part: f64, tasks: f64) -> f64 {
@@ -114,6 +130,15 @@ fn figure(
     } else {
         worst
     });
+    quantities.push(load(throttle_us, 1_000, 10)?);
+    // Throttles that saturate, with kernels as long as the program's.
+    let saturating: Vec<Program> = vec![Program::of_us(throttle_us, 1, 0); 11];
+    let (_, cost) = cost(&saturating)?;
+    quantities.push(
+        Quantity::of("NEON, beside 10 throttles without pauses", "%", cost)
+            .paper(0.0)
+            .within(0.0, POINTS),
+    );
     let [(_, program), ..] = shapes();
     #[cfg(feature = "world")]
     quantities.push(
@@ -180,14 +205,18 @@ pub fn count_report(seeds: &Seeds) -> Result<Report, Failure> {
     }
     let _ = seeds;
     let rising = costs.windows(2).all(|pair| pair[0] < pair[1]);
-    quantities.push(Quantity::holds("NEON's cost rises", rising));
+    quantities.push(Quantity::holds(
+        "heartwall and most: NEON's cost rises",
+        rising,
+    ));
     let missing = "needs caches and the program's own phases";
     for name in [
-        "lavaMD: first below 1",
-        "mummergpu: falls below LoGA beyond 16",
-        "dwt2d: dips, then rises",
+        "lavaMD: first below 1, then above LoGA",
+        "mummergpu: falls, below LoGA beyond 16",
+        "dwt2d, bfs, gaussian, huffman: dip, then rise, above LoGA",
+        "myocyte, nn: fall, stay above LoGA",
     ] {
-        quantities.push(Quantity::not_modelled(name, "%", missing));
+        quantities.push(Quantity::not_modelled(name, "", missing));
     }
     Ok(Report {
         title: "A program of 500 us beside 1 to 20 throttles of 10 us and pauses of 1000 us".to_owned(),

@@ -33,7 +33,10 @@ mod rows;
 #[cfg(feature = "world")]
 pub mod share;
 pub mod slice_1;
+pub mod slice_gpus;
 pub mod slice_states;
+pub mod slice_turns;
+pub mod sm_bandwidth;
 pub mod sm_even;
 pub mod sm_pairs;
 pub mod sm_qos;

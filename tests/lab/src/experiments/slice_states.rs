@@ -109,6 +109,7 @@ pub fn report(seeds: &Seeds) -> Result<Report, Failure> {
         },
         quantities: vec![
             over("as printed: turns", &|of| of.2.turns as f64).exactly(0.0),
+            over("repaired: turns", &|of| of.1.turns as f64),
             over("repaired: processes that did not end", &|of| (of.0 - of.1.ended) as f64)
                 .exactly(0.0),
             over("repaired: running, most", &|of| of.1.running_max as f64).exactly(1.0),

@@ -1,4 +1,4 @@
-//! Adriaens, tables 6.3 and 6.4: the splits and the throughput of four pairs.
+//! Adriaens, tables 5.2, 6.3 and 6.4: the splits and the throughput of four pairs.
 
 use turnstile_policies::model::sm::{Program, throughput};
 use turnstile_policies::model::split::Split;
@@ -43,6 +43,9 @@ const PAIRS: [Pair; 4] = [
     ),
 ];
 
+/// Printed throughput of an even split, by pair. SOURCE: table 5.2.
+const EVEN: [f64; 4] = [1.14, 1.01, 1.06, 1.05];
+
 /// SMs of DVC beside SHA1 by the rule of Rounds, where 14 is printed.
 const ROUNDS_OF_DVC: f64 = 19.0;
 
@@ -86,6 +89,13 @@ pub fn report(_: &Seeds) -> Result<Report, Failure> {
                     .within(printed[index], tolerance(names, split)),
             );
         }
+    }
+    for ((names, ..), printed) in PAIRS.into_iter().zip(EVEN) {
+        let chosen = names.map(|name| &programs[place(name)]);
+        let value = throughput(&chosen, &[SMS / 2; 2]);
+        let name = format!("{} + {}, 15 and 15 SMs: throughput", names[0], names[1]);
+        let one = Quantity::of(name, "", value).paper(printed);
+        quantities.push(one.within(printed, tolerance(names, Split::Even)));
     }
     Ok(Report {
         title: "Splits of 30 SMs, and throughput over taking turns".to_owned(),

@@ -136,6 +136,13 @@ pub fn report(_: &Seeds) -> Result<Report, Failure> {
             waits(0.0) && !waits(TIME_OUT),
         ),
     ]);
+    for (name, printed) in [
+        ("length of a block by its kernel: mean deviation", 10.0),
+        ("length of a block by its kernel: largest difference", 594.0),
+    ] {
+        let missing = "blocks of a kernel are of one length here";
+        quantities.push(Quantity::not_modelled(name, "us", missing).paper(printed));
+    }
     Ok(Report {
         title: "Thresholds, and costs over the remaining time of a block".to_owned(),
         parameters: Parameters {
