@@ -77,6 +77,8 @@ fn tenants(entry: &Entry) -> &[TenantRecord] {
     }
 }
 
+#[path = "rollup/bound_tests.rs"]
+mod bounds;
 #[path = "rollup/money_tests.rs"]
 mod money;
 #[path = "rollup/name_tests.rs"]
@@ -139,6 +141,31 @@ fn a_restart_is_a_gap_of_the_same_sequence() {
         .unwrap();
     assert_eq!(gap.stretch.boot, config(2).boot);
     assert_eq!((gap.stretch.start, gap.stretch.end), (tail.end, label(699)));
+    let length = gap.stretch.end.0 - gap.stretch.start.0;
+    assert_eq!(gap.stretch.length_ns, Nanos(length));
+}
+
+/// The calendar of the second run begins where the ledger ends, or before.
+#[test]
+fn restart_that_takes_no_time_by_the_calendar_adds_no_gap() {
+    for back in [0, 1, 500] {
+        let (mut entries, mut more) = (Vec::new(), Vec::new());
+        let mut first = Rollup::new(config(1), None).unwrap();
+        run(&mut first, &mut EVENTS.metered(), 0..250, &mut entries);
+        let tail = Tail::of(entries.last().unwrap());
+        let mut second = Rollup::new(config(2), Some(tail)).unwrap();
+        let mut metered = EVENTS.metered();
+        for period in 0..120 {
+            let after = (period + 1) * EVENTS.period_ns.0;
+            let end = UnixNanos(tail.end.0 + after - back);
+            let usage = metered.usage(period);
+            second.period(&[&usage], end, &[standing(1)]).unwrap();
+        }
+        second.finish(&mut more);
+        assert_eq!(more[0].stretch.start, tail.end, "{back} ns back");
+        entries.append(&mut more);
+        assert_eq!(sound(&entries).gaps, 0);
+    }
 }
 
 #[test]
@@ -303,35 +330,6 @@ fn polled_periods_are_marked_and_their_estimates_kept_apart() {
 }
 
 #[test]
-fn tenants_without_end_close_windows_early_and_where_nothing_is_written_give_one_up() {
-    const CROWD: u32 = 6_000;
-    for (takes, periods) in [(true, 20), (false, 3 * (READY_MAX as u64 + 1) + 2)] {
-        let (mut rollup, mut entries) = (Rollup::new(config(1), None).unwrap(), Vec::new());
-        let mut metered = EVENTS.metered();
-        for period in 0..periods {
-            let first = 10 + CROWD * u32::try_from(period).unwrap();
-            let crowd: Vec<_> = (first..first + CROWD).map(standing).collect();
-            // The calendar stands still, so that no window ends by itself.
-            rollup
-                .period(&[&metered.usage(period)], label(0), &crowd)
-                .unwrap();
-            if takes {
-                rollup.take(&mut entries);
-            }
-            let most = (TENANTS_MAX + CROWD as usize) * (1 + REMEMBERED_WINDOWS as usize);
-            assert!(rollup.seats.len() <= most, "{}", rollup.seats.len());
-        }
-        rollup.finish(&mut entries);
-        let overflows = entries.iter().filter(|entry| {
-            let cause = GapCause::Overflow;
-            matches!(entry.body, Body::Gap { cause: found } if found == cause)
-        });
-        assert_eq!(overflows.count(), usize::from(!takes));
-        sound(&entries);
-    }
-}
-
-#[test]
 fn an_audit_finds_each_kind_of_change() {
     let (mut rollup, mut entries) = (Rollup::new(config(1), None).unwrap(), Vec::new());
     run(&mut rollup, &mut EVENTS.metered(), 0..350, &mut entries);
@@ -454,6 +452,7 @@ fn silent_time_is_a_gap_with_its_cause_and_no_tenant_is_charged() {
     };
     assert!(gaps(&entries).is_empty());
     rollup.silent(at(300), label(299), false);
+    rollup.silent(at(310), label(309), true);
     rollup.silent(at(310), label(309), true);
     rollup.finish(&mut entries);
     let cause = GapCause::Silent;

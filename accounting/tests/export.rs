@@ -12,6 +12,7 @@ mod vocabulary;
 use common::{BEGIN, SECOND_NS, gpu};
 use rust_decimal::Decimal;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
 use turnstile_accounting::export::{
     Container, ExportError, Exported, FocusVersion, Format, PriceList, Request, export, summary,
 };
@@ -31,11 +32,14 @@ fn ledger(entries: &[Entry]) -> SqliteStore {
 
 /// Somewhat more than two hours of synthetic use in windows of a minute; each period is 10 ms.
 fn two_hours() -> Vec<Entry> {
-    let first = common::run(1, 60 * SECOND_NS, None, 0..400_000);
-    let behind = common::tail(&first);
-    let mut all = first;
-    all.extend(common::run(2, 60 * SECOND_NS, behind, 420_000..740_000));
-    all
+    static ENTRIES: LazyLock<Vec<Entry>> = LazyLock::new(|| {
+        let first = common::run(1, 60 * SECOND_NS, None, 0..400_000);
+        let behind = common::tail(&first);
+        let mut all = first;
+        all.extend(common::run(2, 60 * SECOND_NS, behind, 420_000..740_000));
+        all
+    });
+    ENTRIES.clone()
 }
 
 fn request() -> Request {

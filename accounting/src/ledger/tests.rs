@@ -196,10 +196,9 @@ fn totals_have_each_part_of_each_tenant_and_engine_once() {
             begun: 1_212,
         }
     );
-    assert_eq!(
-        snapshot.window,
-        Some(Window::starting(Moment(0), Nanos(20_500)))
-    );
+    let window = Window::starting(Moment(0), Nanos(20_500));
+    assert_eq!(snapshot.window, Some(window));
+    assert_eq!(first.accounted_ns(), window.length());
     let gaps: Vec<&Record> = ledger
         .recent()
         .filter(|record| matches!(record, Record::Gap { .. }))

@@ -12,6 +12,8 @@ mod orders;
 pub(crate) mod peer;
 mod periods;
 pub(crate) mod recorder;
+#[cfg(test)]
+mod recording_gpu;
 pub(crate) mod settings;
 mod silence;
 pub(crate) mod snapshot;
@@ -454,3 +456,6 @@ pub(super) fn engines(gpu: &dyn Gpu) -> impl Iterator<Item = EngineId> + use<> {
     let capability = gpu.capabilities();
     (0..capability.compute_engines + capability.copy_engines).map(EngineId)
 }
+
+#[cfg(test)]
+mod calls_tests;
