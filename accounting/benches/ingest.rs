@@ -95,6 +95,7 @@ fn main() {
                 name: format!("vm-{n}"),
                 kind: TenantKind::Vm,
                 account: Some("bench".to_owned()),
+                metadata: Default::default(),
             })
             .collect();
         tenants.sort_by_key(|tenant| tenant.id);

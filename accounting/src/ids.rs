@@ -1,6 +1,7 @@
 //! Reproducible ids: UUIDs of version 5, so that a second export of the same usage has the same
 //! ids.
 
+use crate::metadata::Metadata;
 use crate::record::{GpuIdentity, Stretch, TenantIdentity, UnixNanos};
 use crate::units::TenantId;
 use uuid::Uuid;
@@ -36,15 +37,31 @@ pub fn unnamed_id(node: &str, boot: Uuid, tenant: TenantId) -> Uuid {
 }
 
 /// Id of a tenant as a resource in bills: the same for each run of the daemon, and another one
-/// where another account uses the name. It is derived from the node, the account, the kind and the
-/// name, as VMMs and launchers bring no id of an instance: a tenant that is made anew under its
-/// name, in the same account, is the same resource.
+/// where another account uses the name or the instance's id. With an instance's id it is derived
+/// from that and the account, so it is the same on each host. Without one it is derived from the
+/// node, the account, the kind and the name: a tenant that is made anew under its name, in the same
+/// account, is the same resource.
 pub fn resource_id(node: &str, tenant: &TenantIdentity) -> Uuid {
     let account = tenant.account.as_deref().unwrap_or_default();
+    if let Some(instance) = tenant.metadata.instance_id() {
+        return name("instance", &[account, &instance.to_string()]);
+    }
     name(
         "resource",
         &[node, account, tenant.kind.as_str(), &tenant.name],
     )
+}
+
+/// Id of metadata: one for each content.
+pub fn metadata_id(metadata: &Metadata) -> Uuid {
+    let instance = metadata.instance_id().map(|id| id.to_string());
+    let mut parts = vec![
+        instance.as_deref().unwrap_or_default(),
+        metadata.project().unwrap_or_default(),
+    ];
+    let labels = metadata.labels().iter();
+    parts.extend(labels.flat_map(|(key, value)| [key.as_str(), value.as_str()]));
+    name("metadata", &parts)
 }
 
 /// Id of a tenant's record in a window.
@@ -76,24 +93,23 @@ pub fn entry_id(gpu: &GpuIdentity, stretch: &Stretch) -> Uuid {
     )
 }
 
-/// Id of a row that sums a quantity of a resource's windows on a GPU under one weight, over the
-/// charge period that begins at `start`. `kind` names the quantity.
+/// Id of a row that sums a quantity of a resource's windows on a GPU under one weight and the same
+/// metadata, over the charge period that begins at `start`. `kind` names the quantity.
 pub fn charge_id(
     kind: &str,
     gpu: &GpuIdentity,
-    (resource, weight): (Uuid, u32),
+    (resource, weight, metadata): (Uuid, u32, &Metadata),
     start: UnixNanos,
 ) -> Uuid {
-    name(
-        kind,
-        &[
-            &gpu.node,
-            &gpu.gpu,
-            &resource.to_string(),
-            &weight.to_string(),
-            &start.0.to_string(),
-        ],
-    )
+    let (resource, weight, start) = (
+        resource.to_string(),
+        weight.to_string(),
+        start.0.to_string(),
+    );
+    let mut parts: Vec<&str> = vec![&gpu.node, &gpu.gpu, &resource, &weight, &start];
+    let metadata = (!metadata.is_empty()).then(|| metadata_id(metadata).to_string());
+    parts.extend(metadata.as_deref());
+    name(kind, &parts)
 }
 
 /// Id of time of a GPU without a record, from `start` on. `cause` distinguishes it from other
@@ -107,7 +123,8 @@ mod tests {
     use super::*;
     use crate::record::TenantKind;
     use crate::units::{Moment, Nanos};
-    use std::collections::BTreeSet;
+    use std::collections::{BTreeMap, BTreeSet};
+    use std::sync::Arc;
 
     #[test]
     fn namespace_is_the_uuid_v5_of_the_project_domain() {
@@ -150,13 +167,18 @@ mod tests {
         assert_ne!(entry_id(&gpu, &stretch), entry_id(&other, &stretch));
         assert_ne!(tenant, tenant_id("n", Uuid::nil(), TenantId(2)));
         assert_ne!(tenant, unnamed_id("n", Uuid::nil(), TenantId(1)));
+        let none = Metadata::default();
+        let labels = |value: &str| [("a".to_owned(), value.to_owned())].into();
+        let [one, two] = ["1", "2"].map(|v| Metadata::new(None, None, labels(v)).unwrap());
         let ids = [
-            charge_id("charge", &gpu, (tenant, 100), stretch.start),
-            charge_id("copies", &gpu, (tenant, 100), stretch.start),
-            charge_id("charge", &other, (tenant, 100), stretch.start),
-            charge_id("charge", &gpu, (id, 100), stretch.start),
-            charge_id("charge", &gpu, (tenant, 101), stretch.start),
-            charge_id("charge", &gpu, (tenant, 100), stretch.end),
+            charge_id("charge", &gpu, (tenant, 100, &one), stretch.start),
+            charge_id("charge", &gpu, (tenant, 100, &two), stretch.start),
+            charge_id("charge", &gpu, (tenant, 100, &none), stretch.start),
+            charge_id("copies", &gpu, (tenant, 100, &none), stretch.start),
+            charge_id("charge", &other, (tenant, 100, &none), stretch.start),
+            charge_id("charge", &gpu, (id, 100, &none), stretch.start),
+            charge_id("charge", &gpu, (tenant, 101, &none), stretch.start),
+            charge_id("charge", &gpu, (tenant, 100, &none), stretch.end),
             unknown_id("down", &gpu, stretch.start),
             unknown_id("missed", &gpu, stretch.start),
             unknown_id("down", &other, stretch.start),
@@ -172,6 +194,7 @@ mod tests {
             name: name.into(),
             kind: TenantKind::Vm,
             account: account.map(str::to_owned),
+            metadata: Arc::default(),
         };
         let first = resource_id("n", &tenant("web", Some("gold"), 1));
         assert_eq!(first, resource_id("n", &tenant("web", Some("gold"), 2)));
@@ -188,5 +211,24 @@ mod tests {
         ];
         assert!(!others.contains(&first));
         assert_eq!(others.into_iter().collect::<BTreeSet<_>>().len(), 5);
+    }
+
+    #[test]
+    fn instance_is_the_resource_whatever_its_name_and_host_but_not_in_another_account() {
+        let instance = |id: &str, name: &str, account: &str| TenantIdentity {
+            id: Uuid::nil(),
+            name: name.into(),
+            kind: TenantKind::Vm,
+            account: Some(account.into()),
+            metadata: Arc::new(Metadata::new(Some(id), None, BTreeMap::new()).unwrap()),
+        };
+        let (a, b) = (
+            "6f1c2a9e-0d7b-4c55-9b1e-2f8f6f0a1b2c",
+            "6f1c2a9e-0d7b-4c55-9b1e-2f8f6f0a1b2d",
+        );
+        let first = resource_id("n", &instance(a, "web", "gold"));
+        assert_eq!(first, resource_id("m", &instance(a, "web-2", "gold")));
+        assert_ne!(first, resource_id("n", &instance(b, "web", "gold")));
+        assert_ne!(first, resource_id("n", &instance(a, "web", "silver")));
     }
 }

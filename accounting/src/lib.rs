@@ -32,6 +32,7 @@ pub mod export;
 pub mod gps;
 pub mod ids;
 pub mod ledger;
+pub mod metadata;
 pub mod meter;
 mod poll;
 pub mod record;
@@ -48,6 +49,7 @@ mod window;
 
 pub use allowance::Allowance;
 pub use ledger::{Ledger, LedgerError};
+pub use metadata::{Metadata, MetadataError};
 pub use meter::{EventMeter, Meter, Observation, PolledMeter};
 pub use poll::{Reading, Seen};
 pub use rollup::Rollup;

@@ -15,10 +15,12 @@ mod signals;
 
 pub use signals::SignalSet;
 
+use crate::metadata::Metadata;
 use crate::units::{EngineId, Moment, Nanos};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use std::fmt;
+use std::sync::Arc;
 use uuid::Uuid;
 
 /// A point of the calendar: nanoseconds since 1970-01-01T00:00:00Z.
@@ -51,7 +53,8 @@ pub enum TenantKind {
     Untracked,
 }
 
-/// A tenant, as named in bills. An id is never used again; a name may be.
+/// A tenant, as named in bills. An id is never used again; a name may be. Metadata may change while
+/// the tenant is connected; a record has those that were in force.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TenantIdentity {
     /// Unique for ever.
@@ -63,6 +66,9 @@ pub struct TenantIdentity {
     /// Name of its account; none if unknown, as in entries that are older than accounts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub account: Option<String>,
+    /// Instance id, project and labels in force; empty if it has none.
+    #[serde(default, skip_serializing_if = "is_empty")]
+    pub metadata: Arc<Metadata>,
 }
 
 /// An upper limit in force: `quota_ns` of engine time in each period.
@@ -209,6 +215,10 @@ pub struct Tail {
     pub digest: Digest,
 }
 
+fn is_empty(metadata: &Metadata) -> bool {
+    metadata.is_empty()
+}
+
 impl TenantKind {
     /// The name in the store and in exports.
     pub const fn as_str(self) -> &'static str {
@@ -345,12 +355,14 @@ impl Bytes {
                 self.text(cause.as_str());
             }
             Body::Window { tenants, engines } => {
-                // Without accounts an entry's encoding is the one from before accounts existed.
-                let accounts = tenants.iter().any(|record| record.tenant.account.is_some());
-                self.text(if accounts {
-                    "window of accounts"
-                } else {
-                    "window"
+                // Without accounts an entry's encoding is the one from before accounts existed, and
+                // likewise without metadata.
+                let metadata = tenants.iter().any(|r| !r.tenant.metadata.is_empty());
+                let accounts = metadata || tenants.iter().any(|r| r.tenant.account.is_some());
+                self.text(match (metadata, accounts) {
+                    (true, _) => "window of metadata",
+                    (false, true) => "window of accounts",
+                    (false, false) => "window",
                 });
                 self.number(tenants.len() as u64);
                 for record in tenants {
@@ -359,6 +371,9 @@ impl Bytes {
                         let account = record.tenant.account.as_deref();
                         self.0.push(account.is_some().into());
                         self.text(account.unwrap_or_default());
+                    }
+                    if metadata {
+                        self.metadata(&record.tenant.metadata);
                     }
                 }
                 self.number(engines.len() as u64);
@@ -390,6 +405,17 @@ impl Bytes {
         self.optional(record.cap.map(|cap| cap.period_ns.0.into()));
         self.0.push(record.signals.bits());
         self.number(record.turns);
+    }
+
+    fn metadata(&mut self, metadata: &Metadata) {
+        self.optional(metadata.instance_id().map(|id| id.as_u128()));
+        self.0.push(metadata.project().is_some().into());
+        self.text(metadata.project().unwrap_or_default());
+        self.number(metadata.labels().len() as u64);
+        for (key, value) in metadata.labels() {
+            self.text(key);
+            self.text(value);
+        }
     }
 
     fn engine(&mut self, record: &EngineRecord) {

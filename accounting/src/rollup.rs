@@ -10,18 +10,22 @@
 
 mod input;
 mod open;
+mod seat;
 
 pub use input::{RollupConfig, RollupError, Standing};
 
 use self::open::{Open, Sums, ran_ns};
-use crate::ids::{event_id, tenant_id, unnamed_id};
+use self::seat::Seat;
+use crate::ids::{event_id, unnamed_id};
+use crate::metadata::Metadata;
 use crate::record::{
-    Body, CapInForce, Digest, EngineRecord, Entry, GapCause, GpuIdentity, Stretch, Tail,
-    TenantIdentity, TenantKind, TenantRecord, UnixNanos,
+    Body, Digest, EngineRecord, Entry, GapCause, GpuIdentity, Stretch, Tail, TenantIdentity,
+    TenantKind, TenantRecord, UnixNanos,
 };
 use crate::units::{EngineId, Moment, Nanos, TenantId};
 use crate::usage::{Signals, Usage};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Most tenants in one window. A window with more is closed early, or, if `READY_MAX` entries wait
 /// for the disk, dropped as [`GapCause::Overflow`].
@@ -31,22 +35,11 @@ pub const TENANTS_MAX: usize = 16_384;
 /// a window of too many tenants is dropped.
 const READY_MAX: usize = 16;
 
-/// A window that is at least as long ends where a weight or a cap changes.
+/// A window that is at least as long ends where a weight, a cap or metadata change.
 const SPLIT_MIN: Nanos = Nanos::from_ms(1_000);
 
 /// Windows for which a tenant that left is remembered: its last commands may end after it left.
 const REMEMBERED_WINDOWS: u8 = 2;
-
-/// What the rollup keeps of a tenant.
-#[derive(Debug)]
-struct Seat {
-    identity: TenantIdentity,
-    weight: u32,
-    cap: Option<CapInForce>,
-    held_total_ns: Nanos,
-    /// Windows closed since it was last listed.
-    absent: u8,
-}
 
 /// Adds periods up into windows; numbers the entries and calculates their digests.
 #[derive(Debug)]
@@ -59,6 +52,8 @@ pub struct Rollup {
     /// The same on the GPU's clock; none before this run's first period.
     to: Option<Moment>,
     seats: BTreeMap<TenantId, Seat>,
+    /// Metadata of tenants of which no period was taken.
+    described: BTreeMap<TenantId, Arc<Metadata>>,
     open: Option<Open>,
     ready: Vec<Entry>,
 }
@@ -84,6 +79,7 @@ impl Rollup {
             end: tail.map(|tail| tail.end),
             to: None,
             seats: BTreeMap::new(),
+            described: BTreeMap::new(),
             open: None,
             ready: Vec::new(),
             config,
@@ -164,28 +160,14 @@ impl Rollup {
     /// Whether a tenant got another weight or cap, and the open window is long enough to end with
     /// the old one.
     fn changes(&self, standing: &Standing<'_>) -> bool {
-        let long = |open: &Open| open.to.since(open.from) >= SPLIT_MIN;
-        let other = |seat: &Seat| (seat.weight, seat.cap) != (standing.weight, standing.cap);
-        self.open.as_ref().is_some_and(long) && self.seats.get(&standing.tenant).is_some_and(other)
+        let other = |seat: &Seat| seat.differs(standing);
+        self.splits() && self.seats.get(&standing.tenant).is_some_and(other)
     }
 
-    fn seat(&mut self, standing: &Standing<'_>) {
-        let config = &self.config;
-        let seat = self.seats.entry(standing.tenant).or_insert_with(|| Seat {
-            identity: TenantIdentity {
-                id: tenant_id(&config.gpu.node, config.boot, standing.tenant),
-                name: standing.name.to_owned(),
-                kind: standing.kind,
-                account: standing.account.map(str::to_owned),
-            },
-            weight: 0,
-            cap: None,
-            held_total_ns: Nanos::ZERO,
-            absent: 0,
-        });
-        seat.weight = standing.weight;
-        seat.cap = standing.cap;
-        seat.absent = 0;
+    /// Whether the open window is long enough to end where something changes.
+    fn splits(&self) -> bool {
+        let long = |open: &Open| open.to.since(open.from) >= SPLIT_MIN;
+        self.open.as_ref().is_some_and(long)
     }
 
     fn check(&self, usage: &Usage) -> Result<(), RollupError> {
@@ -434,6 +416,7 @@ impl Rollup {
                     name,
                     kind,
                     account: None,
+                    metadata: Arc::default(),
                 }
             },
             |seat| seat.identity.clone(),

@@ -1,5 +1,7 @@
 use super::*;
 use crate::audit::{Audit, Finding};
+use crate::ids::tenant_id;
+use crate::record::CapInForce;
 use crate::synthetic::{ENGINES, Metered, Synthetic};
 use crate::usage::Metric;
 use crate::window::Window;

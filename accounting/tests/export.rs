@@ -4,6 +4,8 @@
 #[path = "export/bill.rs"]
 mod bill;
 mod common;
+#[path = "export/identity.rs"]
+mod identity;
 #[path = "export/unknown.rs"]
 mod unknown;
 #[path = "export/vocabulary.rs"]

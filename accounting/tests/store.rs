@@ -3,13 +3,16 @@
 #![cfg(feature = "store")]
 
 mod common;
+#[path = "store/versions.rs"]
+mod versions;
 #[path = "store/writer.rs"]
 mod writer;
 
 use common::{entries, gpu};
+use std::sync::Arc;
 use turnstile_accounting::audit::Audit;
 use turnstile_accounting::change::Change;
-use turnstile_accounting::record::{Body, Digest, Entry, GpuIdentity, UnixNanos};
+use turnstile_accounting::record::{Body, Digest, Entry, GpuIdentity, TenantRecord, UnixNanos};
 use turnstile_accounting::store::{Put, Selection, SqliteStore, Store, StoreError};
 use uuid::Uuid;
 
@@ -314,25 +317,43 @@ fn a_reader_sees_what_is_closed_while_another_writes() {
 }
 
 #[test]
-fn tenants_go_with_the_last_entry_of_their_run() {
+fn tenants_and_metadata_go_with_the_last_entry_of_their_run() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ledger");
-    let written = entries(1, 600);
+    let mut written = entries(1, 600);
+    let first = written[0].stretch.boot;
+    let mut digest = Digest::genesis(&gpu());
+    for entry in &mut written {
+        if let Body::Window { tenants, .. } = &mut entry.body {
+            let of_second =
+                |of: &&mut TenantRecord| entry.stretch.boot != first && of.tenant.name == "vm-b";
+            let unnamed = tenants.iter_mut().filter(of_second);
+            unnamed.for_each(|record| record.tenant.metadata = Arc::default());
+        }
+        digest = digest.follow(&entry.stretch, &entry.body);
+        entry.digest = digest;
+    }
     let mut store = SqliteStore::create(&path).unwrap();
     write(&mut store, &written);
-    let tenants = || -> i64 {
+    let rows = || -> [i64; 2] {
         let connection = rusqlite::Connection::open(&path).unwrap();
-        connection
-            .query_row("SELECT count(*) FROM tenant", [], |row| row.get(0))
-            .unwrap()
+        let count = |table: &str| {
+            let text = format!("SELECT count(*) FROM {table}");
+            connection.query_row(&text, [], |row| row.get(0)).unwrap()
+        };
+        ["tenant", "metadata"].map(count)
     };
-    assert_eq!(tenants(), 10, "five of each run");
+    assert_eq!(
+        rows(),
+        [10, 2],
+        "five of each run; one of both, one of the first"
+    );
     let second_run = written
         .iter()
         .find(|e| e.stretch.boot != written[0].stretch.boot)
         .unwrap();
     store.retain(&gpu().node, second_run.stretch.start).unwrap();
-    assert_eq!(tenants(), 5);
+    assert_eq!(rows(), [5, 1]);
     assert_eq!(all(&mut store), written[second_run.stretch.seq as usize..]);
 }
 
@@ -435,33 +456,4 @@ mod postgres {
             );
         }
     }
-}
-
-#[test]
-fn file_without_accounts_is_read_and_is_made_one_with_accounts_by_the_next_writer() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("ledger");
-    let mut written = entries(1, 600);
-    let (mut digest, mut known) = (None, Vec::new());
-    for entry in &mut written {
-        if let Body::Window { tenants, .. } = &mut entry.body {
-            tenants
-                .iter_mut()
-                .for_each(|record| record.tenant.account = None);
-        }
-        let before = digest.unwrap_or_else(|| Digest::genesis(&gpu()));
-        entry.digest = before.follow(&entry.stretch, &entry.body);
-        digest = Some(entry.digest);
-        known.push(entry.clone());
-    }
-    let (first, rest) = known.split_at(2);
-    write(&mut SqliteStore::create(&path).unwrap(), first);
-    // What version 1 does not have.
-    let connection = rusqlite::Connection::open(&path).unwrap();
-    let before = "ALTER TABLE tenant DROP COLUMN account; PRAGMA user_version = 1";
-    connection.execute_batch(before).unwrap();
-    drop(connection);
-    assert_eq!(all(&mut SqliteStore::read(&path).unwrap()), first);
-    write(&mut SqliteStore::create(&path).unwrap(), rest);
-    assert_eq!(all(&mut SqliteStore::read(&path).unwrap()), known);
 }

@@ -1,5 +1,5 @@
-//! A bill in FOCUS: one row for each resource, weight, GPU, UTC hour and priced quantity. Time
-//! without a record is a row of the GPU, for nothing.
+//! A bill in FOCUS: one row for each resource, weight, metadata, GPU, UTC hour and priced quantity.
+//! Time without a record is a row of the GPU, for nothing.
 //!
 //! Nothing is rounded: quantities are nanoseconds and bytes with the point moved by nine digits,
 //! costs are exact products or an error. SOURCE: focus.finops.org, versions 1.2 (ratified
@@ -15,10 +15,12 @@ use super::table::{Table, show_decimal};
 use super::unknown::Unknown;
 use super::{ExportError, Exported, Request, Writer};
 use crate::ids::resource_id;
+use crate::metadata::Metadata;
 use crate::record::{Entry, GpuIdentity, TenantIdentity, TenantKind, TenantRecord, UnixNanos};
 use columns::Charge;
 use rust_decimal::Decimal;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use uuid::Uuid;
 
 /// Version of the specification.
@@ -30,7 +32,7 @@ pub enum FocusVersion {
     V1_4,
 }
 
-/// What one resource used of one GPU in one hour under one weight.
+/// What one resource used of one GPU in one hour under one weight and with the same metadata.
 #[derive(Clone, Debug)]
 struct Sums {
     tenant: TenantIdentity,
@@ -81,8 +83,8 @@ pub(super) struct Focus<'a> {
     prices: &'a PriceList,
     table: Box<dyn Table + 'a>,
     under_way: Option<(GpuIdentity, UnixNanos)>,
-    /// By resource and weight.
-    sums: BTreeMap<(Uuid, u32), Sums>,
+    /// By resource, weight and metadata.
+    sums: BTreeMap<(Uuid, u32, Arc<Metadata>), Sums>,
     /// Time of the hour without a record, and its causes.
     unknown: (u128, BTreeSet<&'static str>),
     exported: Exported,
@@ -111,7 +113,8 @@ impl<'a> Focus<'a> {
         let resource = resource_id(&gpu.node, &record.tenant);
         let weight = record.weight;
         let made = || Sums::of(record.tenant.clone(), weight);
-        let sums = self.sums.entry((resource, weight)).or_insert_with(made);
+        let key = (resource, weight, record.tenant.metadata.clone());
+        let sums = self.sums.entry(key).or_insert_with(made);
         sums.engine_ns += u128::from(record.engine_ns.0);
         if let Some(bytes) = record.copy_bytes {
             *sums.copy_bytes.get_or_insert_default() += u128::from(bytes);
@@ -147,6 +150,7 @@ impl<'a> Focus<'a> {
                 name: gpu.gpu.clone(),
                 kind: TenantKind::Untracked,
                 account: None,
+                metadata: Arc::default(),
             };
             let sums = Sums {
                 unknown: Some((unknown_ns, causes)),

@@ -5,11 +5,11 @@ use super::table::{Cell, Column, Kind, Table};
 use super::unknown::Unknown;
 use super::{ExportError, Exported, Request, Writer, show_time};
 use crate::ids::resource_id;
-use crate::record::{Entry, GpuIdentity, TenantRecord};
+use crate::record::{Entry, GpuIdentity, TenantIdentity, TenantRecord};
 use crate::units::Nanos;
 
 /// The columns.
-pub(super) const COLUMNS: [Column; 31] = [
+pub(super) const COLUMNS: [Column; 34] = [
     ("event_id", Kind::Text),
     ("node", Kind::Text),
     ("gpu", Kind::Text),
@@ -41,6 +41,9 @@ pub(super) const COLUMNS: [Column; 31] = [
     ("resource_id", Kind::Text),
     ("unknown_ns", Kind::Integer),
     ("unknown_cause", Kind::Text),
+    ("instance_id", Kind::Text),
+    ("project", Kind::Text),
+    ("labels", Kind::Text),
 ];
 
 /// The value of `kind` in a row of time without a record.
@@ -102,7 +105,30 @@ pub(super) fn cells(gpu: &GpuIdentity, entry: &Entry, record: &TenantRecord) -> 
         Cell::text(resource_id(&gpu.node, &record.tenant).to_string()),
         Cell::Null,
         Cell::Null,
+        instance(&record.tenant),
+        record
+            .tenant
+            .metadata
+            .project()
+            .map_or(Cell::Null, Cell::text),
+        labels(&record.tenant),
     ]
+}
+
+/// The id of a tenant's instance.
+pub(super) fn instance(tenant: &TenantIdentity) -> Cell {
+    let id = tenant.metadata.instance_id();
+    id.map_or(Cell::Null, |id| Cell::text(id.to_string()))
+}
+
+/// A tenant's labels as a flat JSON object, keys in order; null if it has none.
+fn labels(tenant: &TenantIdentity) -> Cell {
+    let labels = tenant.metadata.labels();
+    if labels.is_empty() {
+        return Cell::Null;
+    }
+    // PANIC: none; texts have a JSON each
+    serde_json::to_string(labels).map_or(Cell::Null, Cell::text)
 }
 
 /// The row of time without a record.

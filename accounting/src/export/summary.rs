@@ -13,7 +13,7 @@ use uuid::Uuid;
 pub struct TenantSum {
     /// The GPU.
     pub gpu: GpuIdentity,
-    /// The tenant.
+    /// The tenant, with its last metadata.
     pub tenant: TenantIdentity,
     /// Its id as a resource, the same for each run of the daemon.
     pub resource: Uuid,
@@ -40,7 +40,7 @@ pub struct TenantSum {
 /// The sums of all tenants, and the entries that were read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Summary {
-    /// By GPU and tenant's id.
+    /// By GPU, tenant's id and resource.
     pub tenants: Vec<TenantSum>,
     /// Windows and gaps.
     pub entries: u64,
@@ -65,7 +65,7 @@ pub struct UnknownSum {
     pub unknown_ns: u128,
 }
 
-type Sums = BTreeMap<(String, String, Uuid), TenantSum>;
+type Sums = BTreeMap<(String, String, Uuid, Uuid), TenantSum>;
 type Unknowns = BTreeMap<(String, String, &'static str, Option<UnixNanos>), UnknownSum>;
 
 /// Sums up the requested entries.
@@ -120,12 +120,13 @@ fn add(sums: &mut Sums, request: &Request, gpu: &GpuIdentity, tenants: &[TenantR
         if !request.wants(*id, name) {
             continue;
         }
+        let resource = resource_id(&gpu.node, &record.tenant);
         let sum = sums
-            .entry((gpu.node.clone(), gpu.gpu.clone(), *id))
+            .entry((gpu.node.clone(), gpu.gpu.clone(), *id, resource))
             .or_insert_with(|| TenantSum {
                 gpu: gpu.clone(),
                 tenant: record.tenant.clone(),
-                resource: resource_id(&gpu.node, &record.tenant),
+                resource,
                 windows: 0,
                 engine_ns: 0,
                 estimated_ns: 0,
@@ -136,6 +137,9 @@ fn add(sums: &mut Sums, request: &Request, gpu: &GpuIdentity, tenants: &[TenantR
                 waiting_ns: 0,
                 memory_byte_ns: Some(0),
             });
+        if sum.tenant.metadata != record.tenant.metadata {
+            sum.tenant.metadata = record.tenant.metadata.clone();
+        }
         sum.windows += 1;
         sum.engine_ns += u128::from(record.engine_ns.0);
         sum.estimated_ns += u128::from(record.estimated_ns.0);

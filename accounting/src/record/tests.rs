@@ -24,6 +24,17 @@ fn texts_cannot_slide_into_each_other() {
     );
 }
 
+fn metadata(id: &str, project: Option<&str>, labels: &[(&str, &str)]) -> Arc<Metadata> {
+    let labels = labels
+        .iter()
+        .map(|(key, value)| ((*key).into(), (*value).into()));
+    let id = Some(id).filter(|id| !id.is_empty());
+    let metadata = Metadata::new(id, project.map(str::to_owned), labels.collect());
+    Arc::new(metadata.unwrap())
+}
+
+const INSTANCE: &str = "6f1c2a9e-0d7b-4c55-9b1e-2f8f6f0a1b2c";
+
 type Change<T> = fn(&mut T);
 
 fn tenant_record() -> TenantRecord {
@@ -34,6 +45,7 @@ fn tenant_record() -> TenantRecord {
             name: "a".into(),
             kind: TenantKind::Vm,
             account: Some("gold".into()),
+            metadata: Arc::default(),
         },
         engine_ns: Nanos(10),
         estimated_ns: Nanos(11),
@@ -94,7 +106,7 @@ fn digest_covers_every_field_and_its_place() {
         |of| of.from.0 += 100,
         |of| of.length_ns.0 += 100,
     ];
-    let tenants: [Change<TenantRecord>; 25] = [
+    let tenants: [Change<TenantRecord>; 31] = [
         |of| of.id = Uuid::from_u128(60),
         |of| of.tenant.id = Uuid::from_u128(60),
         |of| of.tenant.name.push('b'),
@@ -102,6 +114,12 @@ fn digest_covers_every_field_and_its_place() {
         |of| of.tenant.account = Some("silver".into()),
         |of| of.tenant.account = Some(String::new()),
         |of| of.tenant.account = None,
+        |of| of.tenant.metadata = metadata(INSTANCE, None, &[]),
+        |of| of.tenant.metadata = metadata("", Some("ab"), &[]),
+        |of| of.tenant.metadata = metadata("", None, &[("a", "b")]),
+        |of| of.tenant.metadata = metadata("", None, &[("a", "c")]),
+        |of| of.tenant.metadata = metadata("", None, &[("ab", "")]),
+        |of| of.tenant.metadata = metadata("", None, &[("a", "b"), ("c", "")]),
         |of| of.engine_ns.0 += 100,
         |of| of.estimated_ns.0 += 100,
         |of| of.fault_ns.0 += 100,
@@ -215,6 +233,7 @@ fn time_of_an_engine_is_the_sum_of_all_its_parts() {
 fn record_is_read_back_from_its_text_as_it_was() {
     let mut own = tenant_record();
     own.memory_byte_ns = Some(u128::MAX);
+    own.tenant.metadata = metadata(INSTANCE, Some("shop"), &[("tier", "web")]);
     own.signals = own.signals.with(crate::usage::Signals::Extrapolated);
     let text = serde_json::to_string(&own).unwrap();
     assert_eq!(serde_json::from_str::<TenantRecord>(&text).unwrap(), own);

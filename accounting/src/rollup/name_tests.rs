@@ -1,6 +1,7 @@
-//! Names, ids and kinds of records.
+//! Names, ids, kinds and metadata of records.
 
 use super::*;
+use crate::metadata::Metadata;
 
 #[test]
 fn an_id_has_one_name_for_good() {
@@ -79,4 +80,46 @@ fn names_that_ids_cannot_carry_are_refused() {
         Rollup::new(none, None).unwrap_err(),
         RollupError::WindowLength
     );
+}
+
+/// A tenant is described before its first period, anew while a window is open, and not at all.
+#[test]
+fn window_ends_where_metadata_change_and_each_record_has_those_in_force() {
+    let label_of = |value: &str| {
+        let labels = [("tier".to_owned(), value.to_owned())].into();
+        Arc::new(Metadata::new(None, None, labels).unwrap())
+    };
+    let (web, same, batch) = (label_of("web"), label_of("web"), label_of("batch"));
+    let config = RollupConfig {
+        window_ns: Nanos(60 * SECOND_NS),
+        ..config(1)
+    };
+    let mut rollup = Rollup::new(config, None).unwrap();
+    let (mut metered, mut entries) = (EVENTS.metered(), Vec::new());
+    // A change 0.5 s after the last one ends no window: it would be too short.
+    for (periods, metadata) in [
+        (0..150, &web),
+        (150..300, &same),
+        (300..350, &batch),
+        (350..500, &web),
+    ] {
+        for period in periods {
+            rollup.describe([(TenantId(1), metadata)].into_iter());
+            let standings = [standing(1), standing(2)];
+            let usage = metered.usage(period);
+            let taken = rollup.period(&[&usage], label(period), &standings);
+            taken.unwrap();
+        }
+    }
+    rollup.finish(&mut entries);
+    let of = |entry: &Entry| {
+        let metadata = tenants(entry)
+            .iter()
+            .map(|record| record.tenant.metadata.clone());
+        let sets: Vec<_> = metadata.filter(|metadata| !metadata.is_empty()).collect();
+        (entry.stretch.length_ns.0 / EVENTS.period_ns.0, sets)
+    };
+    let windows: Vec<_> = entries.iter().map(of).collect();
+    assert_eq!(windows, [(300, vec![web.clone()]), (200, vec![web])]);
+    sound(&entries);
 }

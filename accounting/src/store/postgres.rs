@@ -4,6 +4,7 @@
 //! The connection is not encrypted: use a socket of this host, or an encrypted tunnel.
 
 mod connection;
+mod named;
 
 pub use connection::holds_password;
 
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use postgres::{Client, Config, Row};
 
-use super::rows::{self, Columns, damaged, stored, stored_ns};
+use super::rows::{self, Columns, stored, stored_ns};
 use super::shell::{Ledger, Open, Tables, VisitEntry};
 use super::{Kept, Put, StoreError, VisitChanges};
 use crate::change::Change;
@@ -76,39 +77,6 @@ impl Columns for Row {
 }
 
 impl Postgres {
-    /// Rows of tenants, in the order of the records; created if missing.
-    fn tenants(&mut self, records: &[TenantRecord]) -> Result<Vec<i64>, StoreError> {
-        let ids: Vec<&[u8]> = records
-            .iter()
-            .map(|record| &record.tenant.id.as_bytes()[..])
-            .collect();
-        let names: Vec<&str> = records
-            .iter()
-            .map(|record| record.tenant.name.as_str())
-            .collect();
-        let kinds: Vec<&str> = records
-            .iter()
-            .map(|record| record.tenant.kind.as_str())
-            .collect();
-        let accounts: Vec<Option<&str>> = records
-            .iter()
-            .map(|record| record.tenant.account.as_deref())
-            .collect();
-        self.client.execute(
-            "INSERT INTO tenant(id, name, kind, account)
-             SELECT * FROM unnest($1::bytea[], $2::text[], $3::text[], $4::text[]) ON CONFLICT(id) DO NOTHING",
-            &[&ids, &names, &kinds, &accounts],
-        )?;
-        let rows = self.client.query(
-            "SELECT tenant_key FROM unnest($1::bytea[]) WITH ORDINALITY AS asked(id, place) JOIN tenant USING(id) ORDER BY place",
-            &[&ids],
-        )?;
-        if rows.len() != records.len() {
-            return Err(damaged("tenants", rows.len()));
-        }
-        rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
-    }
-
     fn entry(&mut self, key: i64, row: &Row) -> Result<Entry, StoreError> {
         rows::entry(row, |seq| {
             Ok((self.records(key, seq)?, self.engines(key, seq)?))
@@ -116,15 +84,11 @@ impl Postgres {
     }
 
     fn records(&mut self, key: i64, seq: i64) -> Result<Vec<TenantRecord>, StoreError> {
-        let account = if self.version > 1 {
-            "t.account"
-        } else {
-            "NULL::text"
-        };
+        let (account, metadata, join) = rows::later(self.version);
         let text = format!(
             "SELECT u.id, t.id, t.name, t.kind, engine_ns, estimated_ns, fault_ns, copy_ns, copy_bytes, held_ns, waiting_ns,
-             memory_byte_ns::text, weight, quota_ns, period_ns, signals, error_bound_ns, turns, {account}
-             FROM usage u JOIN tenant t USING(tenant_key) WHERE gpu_key = $1 AND seq = $2 ORDER BY t.id",
+             memory_byte_ns::text, weight, quota_ns, period_ns, signals, error_bound_ns, turns, {account}, {metadata}
+             FROM usage u JOIN tenant t USING(tenant_key) {join} WHERE gpu_key = $1 AND seq = $2 ORDER BY t.id",
         );
         let found = self.client.query(&text, &[&key, &seq])?;
         found.iter().map(rows::tenant_record).collect()
@@ -239,16 +203,17 @@ impl Tables for Postgres {
 
     fn write_records(&mut self, open: Open, records: &[TenantRecord]) -> Result<(), StoreError> {
         let Open { gpu, seq, .. } = open;
-        let tenants = self.tenants(records)?;
+        let tenants = self.tenants(records)?.into_iter();
+        let referred = tenants.zip(self.metadata(records)?);
         let mut text = Vec::new();
-        for (record, tenant) in records.iter().zip(tenants) {
+        for (record, (tenant, metadata)) in records.iter().zip(referred) {
             let null = || "\\N".to_owned();
             let optional = |value: Option<i64>| value.map_or_else(null, |value| value.to_string());
             let cap = record.cap;
             // Only numbers and hexadecimal digits: COPY requires no escaping.
             writeln!(
                 text,
-                "{gpu}\t{seq}\t{tenant}\t\\\\x{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}",
+                "{gpu}\t{seq}\t{tenant}\t\\\\x{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}",
                 record.id.simple(),
                 stored_ns("engine time", record.engine_ns)?,
                 stored_ns("estimated time", record.estimated_ns)?,
@@ -277,11 +242,12 @@ impl Tables for Postgres {
                 record.signals.bits(),
                 stored_ns("error bound", record.error_bound_ns)?,
                 stored("turns", record.turns)?,
+                optional(metadata),
             )?;
         }
         let mut copy = self.client.copy_in(
             "COPY usage(gpu_key, seq, tenant_key, id, engine_ns, estimated_ns, fault_ns, copy_ns, copy_bytes, held_ns, waiting_ns,
-             memory_byte_ns, weight, quota_ns, period_ns, signals, error_bound_ns, turns) FROM STDIN",
+             memory_byte_ns, weight, quota_ns, period_ns, signals, error_bound_ns, turns, metadata_key) FROM STDIN",
         )?;
         copy.write_all(&text)?;
         copy.finish()?;

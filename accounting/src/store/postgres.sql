@@ -1,4 +1,4 @@
--- The ledgers of a fleet, version 2. As the file's (sqlite.sql), with one row per GPU of every node.
+-- The ledgers of a fleet, version 3. As the file's (sqlite.sql), with one row per GPU of every node.
 CREATE TABLE gpu (
     gpu_key BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     node TEXT COLLATE "C" NOT NULL,
@@ -48,6 +48,7 @@ CREATE TABLE usage (
     signals BIGINT NOT NULL,
     error_bound_ns BIGINT NOT NULL,
     turns BIGINT NOT NULL,
+    metadata_key BIGINT,
     PRIMARY KEY (gpu_key, seq, tenant_key)
 );
 CREATE TABLE engine (
@@ -65,4 +66,4 @@ CREATE TABLE engine (
     PRIMARY KEY (gpu_key, seq, engine)
 );
 CREATE TABLE ledger_version (version BIGINT NOT NULL);
-INSERT INTO ledger_version VALUES (2);
+INSERT INTO ledger_version VALUES (3);

@@ -4,11 +4,13 @@
 use super::{Kept, Selection, StoreError};
 use crate::audit::Anchor;
 use crate::change::Change;
+use crate::metadata::Metadata;
 use crate::record::{
     Body, CapInForce, Digest, EngineRecord, Entry, GapCause, GpuIdentity, SignalSet, Stretch, Tail,
     TenantIdentity, TenantKind, TenantRecord, UnixNanos,
 };
 use crate::units::{EngineId, Moment, Nanos};
+use std::sync::Arc;
 use uuid::Uuid;
 
 /// A row of either database, by column.
@@ -66,6 +68,32 @@ pub(super) fn entry(
     })
 }
 
+/// The columns of a record that tables of earlier versions lack, and the join that they need: the
+/// account and the metadata.
+pub(super) const fn later(version: i64) -> (&'static str, &'static str, &'static str) {
+    // The type of a null is needed by PostgreSQL.
+    const NONE: &str = "CAST(NULL AS text)";
+    let account = if version > 1 { "t.account" } else { NONE };
+    if version > 2 {
+        let join = "LEFT JOIN metadata m ON m.metadata_key = u.metadata_key";
+        return (account, "m.content", join);
+    }
+    (account, NONE, "")
+}
+
+/// Metadata in their stored form.
+pub(super) fn stored_metadata(metadata: &Metadata) -> Result<String, StoreError> {
+    serde_json::to_string(metadata).map_err(|error| damaged("metadata", error.to_string()))
+}
+
+fn read_metadata(text: Option<&str>) -> Result<Arc<Metadata>, StoreError> {
+    let Some(text) = text else {
+        return Ok(Arc::default());
+    };
+    let read = serde_json::from_str(text);
+    read.map(Arc::new).map_err(|_| damaged("metadata", text))
+}
+
 /// A tenant's record; the wide column is text.
 pub(super) fn tenant_record(row: &impl Columns) -> Result<TenantRecord, StoreError> {
     let copied = row.number_or_null(8)?;
@@ -76,6 +104,7 @@ pub(super) fn tenant_record(row: &impl Columns) -> Result<TenantRecord, StoreErr
             name: row.text(2)?,
             kind: read_kind(&row.text(3)?)?,
             account: row.text_or_null(18)?,
+            metadata: read_metadata(row.text_or_null(19)?.as_deref())?,
         },
         engine_ns: read_ns("engine_ns", row.number(4)?)?,
         estimated_ns: read_ns("estimated_ns", row.number(5)?)?,

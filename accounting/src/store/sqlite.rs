@@ -5,6 +5,7 @@
 
 mod claim;
 mod connection;
+mod named;
 
 use claim::{Claim, Place};
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -14,7 +15,7 @@ use super::shell::{Ledger, Open, Tables, VisitEntry};
 use super::{Kept, Put, StoreError, VisitChanges};
 use crate::change::Change;
 use crate::record::{
-    Digest, EngineRecord, Entry, GapCause, GpuIdentity, Stretch, Tail, TenantIdentity, TenantRecord,
+    Digest, EngineRecord, Entry, GapCause, GpuIdentity, Stretch, Tail, TenantRecord,
 };
 use uuid::Uuid;
 
@@ -74,36 +75,6 @@ impl Sqlite {
         found.next()?.map(rows::tail).transpose()
     }
 
-    /// The row of a tenant that `boot` refers to; created if missing.
-    fn tenant(&self, tenant: &TenantIdentity, boot: Uuid) -> Result<i64, StoreError> {
-        let (id, boot) = (&tenant.id.as_bytes()[..], &boot.as_bytes()[..]);
-        let known: Option<(i64, bool)> = self
-            .connection
-            .prepare_cached("SELECT tenant_key, boot = ?2 FROM tenant WHERE id = ?1")?
-            .query_row([id, boot], |row| Ok((row.get(0)?, row.get(1)?)))
-            .optional()?;
-        let Some((key, same)) = known else {
-            self.connection
-                .prepare_cached(
-                    "INSERT INTO tenant(id, name, kind, account, boot) VALUES(?1, ?2, ?3, ?4, ?5)",
-                )?
-                .execute(params![
-                    id,
-                    tenant.name,
-                    tenant.kind.as_str(),
-                    tenant.account,
-                    boot
-                ])?;
-            return Ok(self.connection.last_insert_rowid());
-        };
-        if !same {
-            self.connection
-                .prepare_cached("UPDATE tenant SET boot = ?2 WHERE tenant_key = ?1")?
-                .execute(params![key, boot])?;
-        }
-        Ok(key)
-    }
-
     fn entry(&self, key: i64, row: &Row<'_>) -> Result<Entry, StoreError> {
         rows::entry(row, |seq| {
             Ok((self.records(key, seq)?, self.engines(key, seq)?))
@@ -111,15 +82,11 @@ impl Sqlite {
     }
 
     fn records(&self, key: i64, seq: i64) -> Result<Vec<TenantRecord>, StoreError> {
-        let account = if self.version > 1 {
-            "t.account"
-        } else {
-            "NULL"
-        };
+        let (account, metadata, join) = rows::later(self.version);
         let text = format!(
             "SELECT u.id, t.id, t.name, t.kind, engine_ns, estimated_ns, fault_ns, copy_ns, copy_bytes, held_ns, waiting_ns,
-             memory_byte_ns, weight, quota_ns, period_ns, signals, error_bound_ns, turns, {account}
-             FROM usage u JOIN tenant t USING(tenant_key) WHERE gpu_key = ?1 AND seq = ?2 ORDER BY t.id",
+             memory_byte_ns, weight, quota_ns, period_ns, signals, error_bound_ns, turns, {account}, {metadata}
+             FROM usage u JOIN tenant t USING(tenant_key) {join} WHERE gpu_key = ?1 AND seq = ?2 ORDER BY t.id",
         );
         let mut statement = self.connection.prepare_cached(&text)?;
         let mut found = statement.query([key, seq])?;
@@ -238,6 +205,7 @@ impl Tables for Sqlite {
         let Open { gpu, seq, boot } = open;
         for record in records {
             let tenant = self.tenant(&record.tenant, boot)?;
+            let metadata = self.metadata(&record.tenant.metadata, boot)?;
             let copied = record
                 .copy_bytes
                 .map(|bytes| stored("copy bytes", bytes))
@@ -246,8 +214,8 @@ impl Tables for Sqlite {
             self.connection
                 .prepare_cached(
                     "INSERT INTO usage(gpu_key, seq, tenant_key, id, engine_ns, estimated_ns, fault_ns, copy_ns, copy_bytes,
-                     held_ns, waiting_ns, memory_byte_ns, weight, quota_ns, period_ns, signals, error_bound_ns, turns)
-                     VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)",
+                     held_ns, waiting_ns, memory_byte_ns, weight, quota_ns, period_ns, signals, error_bound_ns, turns, metadata_key)
+                     VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)",
                 )?
                 .execute(params![
                     gpu,
@@ -268,6 +236,7 @@ impl Tables for Sqlite {
                     record.signals.bits(),
                     stored_ns("error bound", record.error_bound_ns)?,
                     stored("turns", record.turns)?,
+                    metadata,
                 ])?;
         }
         Ok(())
@@ -408,10 +377,12 @@ impl Tables for Sqlite {
     }
 
     fn tidy(&mut self) -> Result<(), StoreError> {
-        self.connection.execute(
-            "DELETE FROM tenant WHERE boot NOT IN (SELECT boot FROM entry)",
-            [],
-        )?;
+        for table in ["tenant", "metadata"] {
+            self.connection.execute(
+                &format!("DELETE FROM {table} WHERE boot NOT IN (SELECT boot FROM entry)"),
+                [],
+            )?;
+        }
         Ok(())
     }
 

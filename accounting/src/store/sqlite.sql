@@ -1,4 +1,4 @@
--- The ledger, version 2. Times are nanoseconds; *_ns of `entry` but from_ns and length_ns are since 1970 (UTC).
+-- The ledger, version 3. Times are nanoseconds; *_ns of `entry` but from_ns and length_ns are since 1970 (UTC).
 CREATE TABLE gpu (
     gpu_key INTEGER PRIMARY KEY,
     node TEXT NOT NULL,
@@ -52,6 +52,8 @@ CREATE TABLE usage (
     signals INTEGER NOT NULL,
     error_bound_ns INTEGER NOT NULL,
     turns INTEGER NOT NULL,
+    -- Null without metadata, and in what earlier versions wrote.
+    metadata_key INTEGER,
     PRIMARY KEY (gpu_key, seq, tenant_key)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE engine (

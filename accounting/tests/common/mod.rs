@@ -4,10 +4,11 @@
 #[cfg(feature = "postgres")]
 pub(crate) mod server;
 
+use std::sync::Arc;
 use turnstile_accounting::record::{CapInForce, Entry, GpuIdentity, Tail, TenantKind, UnixNanos};
 use turnstile_accounting::rollup::{RollupConfig, Standing};
 use turnstile_accounting::synthetic::{ENGINES, Synthetic};
-use turnstile_accounting::{Nanos, Rollup, TenantId};
+use turnstile_accounting::{Metadata, Nanos, Rollup, TenantId};
 use uuid::Uuid;
 
 pub(crate) const SECOND_NS: u64 = 1_000_000_000;
@@ -59,6 +60,18 @@ pub(crate) fn standings(period: u64) -> [Standing<'static>; 5] {
     })
 }
 
+/// Of `vm-a`, which is an instance with labels, and of `vm-b`, which is of a project.
+pub(crate) fn metadata() -> [Arc<Metadata>; 2] {
+    let instance = Some("6f1c2a9e-0d7b-4c55-9b1e-2f8f6f0a1b2c");
+    let labels = [("app.kubernetes.io/name", "web"), ("pod", "shop/web-7d9f")];
+    let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    [
+        Metadata::new(instance, None, labels.into()),
+        Metadata::new(None, Some("shop, \"A\"".to_owned()), [].into()),
+    ]
+    .map(|metadata| Arc::new(metadata.unwrap()))
+}
+
 /// The end of a period on the calendar.
 pub(crate) fn label(period: u64) -> UnixNanos {
     UnixNanos(BEGIN + (period + 1) * EVENTS.period_ns.0)
@@ -74,9 +87,12 @@ pub(crate) fn run(
 ) -> Vec<Entry> {
     let mut rollup = Rollup::new(config(boot, window_ns), tail).unwrap();
     let (mut metered, mut entries) = (EVENTS.metered(), Vec::new());
+    let metadata = metadata();
+    let described = [1, 2].map(TenantId).into_iter().zip(&metadata);
     for period in periods {
         let mut usage = metered.usage(period);
         usage.copied = usage.copied.filter(|_| boot % 2 == 1);
+        rollup.describe(described.clone());
         rollup
             .period(&[&usage], label(period), &standings(period))
             .unwrap();

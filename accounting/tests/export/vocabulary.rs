@@ -44,7 +44,17 @@ fn columns(schema: &str) -> BTreeSet<&str> {
     let table = table.split("\n)").next().unwrap();
     let lines = table.lines().map(str::trim);
     let names = lines.filter_map(|line| line.split(' ').next());
-    let keys = ["gpu_key", "seq", "tenant_key", "id", "PRIMARY", ")", ""];
+    let keys = [
+        "gpu_key",
+        "seq",
+        "tenant_key",
+        "metadata_key",
+        "id",
+        "PRIMARY",
+        ")",
+        "--",
+        "",
+    ];
     names.filter(|name| !keys.contains(name)).collect()
 }
 
@@ -78,6 +88,9 @@ fn quantity_has_one_name_in_ledger_csv_events_and_metrics_as_documented() {
         "account",
         "resource_id",
         "unknown_cause",
+        "instance_id",
+        "project",
+        "labels",
     ];
     let amounts: BTreeSet<&str> = head
         .into_iter()
@@ -113,6 +126,9 @@ fn quantity_has_one_name_in_ledger_csv_events_and_metrics_as_documented() {
             "start",
             "end",
             "resource_id",
+            "instance_id",
+            "project",
+            "labels",
             "pinned_bytes",
         ];
         names

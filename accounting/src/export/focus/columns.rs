@@ -2,10 +2,11 @@
 
 use super::super::calendar::{hour_after, month_of, show_second};
 use super::super::prices::{Account, Detail, PriceList, Sku, Unit};
+use super::super::rows::instance;
 use super::super::table::{Cell, Column, Kind};
 use super::{FocusVersion, Sums, billionths};
 use crate::ids::{charge_id, resource_id, unknown_id};
-use crate::record::{GpuIdentity, TenantKind, UnixNanos};
+use crate::record::{GpuIdentity, TenantIdentity, TenantKind, UnixNanos};
 use rust_decimal::Decimal;
 use std::collections::BTreeMap;
 use uuid::Uuid;
@@ -165,9 +166,12 @@ const COLUMNS: &[(&str, Kind, In, Value)] = &[
     }),
     ("ResourceId", Kind::Text, In::Both, |c| {
         let (node, kind) = (&c.gpu.node, c.sums.tenant.kind.as_str());
-        Cell::text(match c.sums.unknown {
-            Some(_) => format!("turnstile://{node}/gpu/{}", c.gpu.gpu),
-            None => format!("turnstile://{node}/{kind}/{}", c.resource()),
+        let instance = c.sums.tenant.metadata.instance_id();
+        Cell::text(match (&c.sums.unknown, instance) {
+            (Some(_), _) => format!("turnstile://{node}/gpu/{}", c.gpu.gpu),
+            (None, None) => format!("turnstile://{node}/{kind}/{}", c.resource()),
+            // The same on each host.
+            (None, Some(_)) => format!("turnstile:/instance/{}", c.resource()),
         })
     }),
     ("ResourceName", Kind::Text, In::Both, |c| {
@@ -199,14 +203,16 @@ const COLUMNS: &[(&str, Kind, In, Value)] = &[
         Cell::text(&c.sku.price_id)
     }),
     ("SubAccountId", Kind::Text, In::Both, |c| {
-        sub_account(c, |account| account.sub_account_id.as_ref())
+        sub_account(c, |account| account.sub_account_id.as_ref(), project_id)
     }),
     ("SubAccountName", Kind::Text, In::Both, |c| {
-        sub_account(c, |account| account.sub_account_name.as_ref())
+        sub_account(
+            c,
+            |account| account.sub_account_name.as_ref(),
+            |tenant| tenant.metadata.project().map(str::to_owned),
+        )
     }),
-    ("Tags", Kind::Text, In::Both, |c| {
-        c.account.map_or(Cell::Null, |account| json(&account.tags))
-    }),
+    ("Tags", Kind::Text, In::Both, |c| tags(c)),
     ("x_GpuUuid", Kind::Text, In::Both, |c| {
         Cell::text(&c.gpu.gpu)
     }),
@@ -218,6 +224,9 @@ const COLUMNS: &[(&str, Kind, In, Value)] = &[
     }),
     ("x_HeldSeconds", Kind::Decimal, In::Both, |c| {
         beside_time(c, c.sums.held_ns)
+    }),
+    ("x_InstanceId", Kind::Text, In::Both, |c| {
+        instance(&c.sums.tenant)
     }),
     ("x_NodeId", Kind::Text, In::Both, |c| {
         Cell::text(&c.gpu.node)
@@ -240,7 +249,7 @@ const COLUMNS: &[(&str, Kind, In, Value)] = &[
             (None, Unit::Seconds) => "charge",
             (None, Unit::Gigabytes) => "copies",
         };
-        let of = (c.resource(), c.sums.weight);
+        let of = (c.resource(), c.sums.weight, &*c.sums.tenant.metadata);
         Cell::text(charge_id(kind, c.gpu, of, c.hour).to_string())
     }),
     ("x_WaitSeconds", Kind::Decimal, In::Both, |c| {
@@ -278,10 +287,35 @@ impl Charge<'_> {
     }
 }
 
-/// The sub-account that the price list has for the tenant, or the tenant's account.
-fn sub_account(charge: &Charge<'_>, named: fn(&Account) -> Option<&String>) -> Cell {
-    let named = charge.account.and_then(named);
-    Cell::maybe(named.or(charge.sums.tenant.account.as_ref()))
+/// The sub-account that the price list has for the tenant, or the tenant's project, or its account.
+fn sub_account(
+    charge: &Charge<'_>,
+    named: fn(&Account) -> Option<&String>,
+    project: fn(&TenantIdentity) -> Option<String>,
+) -> Cell {
+    let tenant = &charge.sums.tenant;
+    let named = charge.account.and_then(named).cloned();
+    let named = named.or_else(|| project(tenant));
+    Cell::maybe(named.as_ref().or(tenant.account.as_ref()))
+}
+
+/// The project as a sub-account, with the account before it: a tenant of another account that names
+/// the same project has another one.
+fn project_id(tenant: &TenantIdentity) -> Option<String> {
+    let project = tenant.metadata.project()?;
+    let account = tenant.account.as_deref().unwrap_or_default();
+    Some(format!("{account}/{project}"))
+}
+
+/// The tenant's labels, and the tags that the price list has for it, which come first.
+fn tags(charge: &Charge<'_>) -> Cell {
+    let labels = charge.sums.tenant.metadata.labels().iter();
+    let labels = labels.map(|(key, value)| (key.clone(), Detail::Text(value.clone())));
+    let mut tags: BTreeMap<String, Detail> = labels.collect();
+    if let Some(account) = charge.account {
+        tags.extend(account.tags.clone());
+    }
+    json(&tags)
 }
 
 fn description(charge: &Charge<'_>) -> Cell {

@@ -13,14 +13,18 @@ use crate::record::{Digest, GpuIdentity};
 use crate::store::StoreError;
 
 /// Version of the tables.
-const VERSION: i64 = 2;
-const TO_VERSION_2: &str =
-    "ALTER TABLE tenant ADD COLUMN account TEXT; UPDATE ledger_version SET version = 2";
+const VERSION: i64 = 3;
+/// Makes tables of version 1 those of version 2, and so on.
+const TO_NEXT: [&str; 2] = [
+    "ALTER TABLE tenant ADD COLUMN account TEXT; UPDATE ledger_version SET version = 2",
+    "ALTER TABLE usage ADD COLUMN metadata_key BIGINT; UPDATE ledger_version SET version = 3",
+];
 
 const SCHEMA: &str = include_str!("../postgres.sql");
-const LATER: [&str; 2] = [
+const LATER: [&str; 3] = [
     include_str!("../change_postgres.sql"),
     include_str!("../draft_postgres.sql"),
+    include_str!("../metadata_postgres.sql"),
 ];
 
 impl PostgresStore {
@@ -116,8 +120,12 @@ impl Postgres {
             .get(0);
         if !there {
             tx.batch_execute(SCHEMA)?;
-        } else if version_of(&mut tx)? == 1 {
-            tx.batch_execute(TO_VERSION_2)?;
+        } else {
+            for (from, step) in (1..).zip(TO_NEXT) {
+                if version_of(&mut tx)? == from {
+                    tx.batch_execute(step)?;
+                }
+            }
         }
         for tables in LATER {
             tx.batch_execute(tables)?;

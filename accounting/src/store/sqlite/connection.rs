@@ -18,10 +18,14 @@ use crate::store::rows::stored;
 use crate::store::shell::{Open, Tables};
 use crate::store::{Kept, StoreError};
 
-/// Version of the tables, kept in the file's `user_version`. Version 1 has no accounts: it can be
-/// read, and is converted to version 2 when it is opened for writing.
-const VERSION: i64 = 2;
-const TO_VERSION_2: &str = "ALTER TABLE tenant ADD COLUMN account TEXT";
+/// Version of the tables, kept in the file's `user_version`. Version 1 has no accounts, version 2
+/// no metadata: they can be read, and are converted when they are opened for writing.
+const VERSION: i64 = 3;
+/// Makes tables of version 1 those of version 2, and so on.
+const TO_NEXT: [&str; 2] = [
+    "ALTER TABLE tenant ADD COLUMN account TEXT",
+    "ALTER TABLE usage ADD COLUMN metadata_key INTEGER",
+];
 
 /// Marks the file as a ledger: "TSLG", kept in its `application_id`.
 const APPLICATION: i64 = 0x5453_4c47;
@@ -31,7 +35,11 @@ const APPLICATION: i64 = 0x5453_4c47;
 const BUSY: Duration = Duration::from_secs(5);
 
 const SCHEMA: &str = include_str!("../sqlite.sql");
-const LATER: [&str; 2] = [include_str!("../change.sql"), include_str!("../draft.sql")];
+const LATER: [&str; 3] = [
+    include_str!("../change.sql"),
+    include_str!("../draft.sql"),
+    include_str!("../metadata.sql"),
+];
 
 impl SqliteStore {
     /// Opens a ledger for writing, or creates one that only its owner and group may read.
@@ -199,9 +207,13 @@ impl Sqlite {
             tx.execute_batch(SCHEMA)?;
             tx.pragma_update(None, "application_id", APPLICATION)?;
             tx.pragma_update(None, "user_version", VERSION)?;
-        } else if version_of(&tx)? == 1 {
-            tx.execute_batch(TO_VERSION_2)?;
-            tx.pragma_update(None, "user_version", VERSION)?;
+        } else {
+            for (from, step) in (1..).zip(TO_NEXT) {
+                if version_of(&tx)? == from {
+                    tx.execute_batch(step)?;
+                    tx.pragma_update(None, "user_version", from + 1)?;
+                }
+            }
         }
         tx.commit()?;
         self.check_version(VERSION)?;
