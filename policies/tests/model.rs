@@ -6,7 +6,7 @@ use turnstile_policies::model::processes::{Fit, Scenario, Stages};
 use turnstile_policies::model::sm::{Kernel, Program, throughput};
 use turnstile_policies::model::split::Split;
 use turnstile_policies::model::take::{Block, Known, Pair, Take, Thresholds, choose};
-use turnstile_policies::place::{Fleet, GpuSize, Job, PlaceError, Rule};
+use turnstile_policies::place::{Fleet, GpuSize, Job, PlaceError, RULES, Rule, rule_by_name};
 
 const SMS: u32 = 12;
 
@@ -117,10 +117,13 @@ proptest! {
         rule in prop_oneof![
             Just(Rule::Exact), Just(Rule::Fewest), Just(Rule::FewestPrinted),
             Just(Rule::RoundRobin(3)), Just(Rule::Alone), Just(Rule::MemoryOnly),
+            Just(Rule::Pack), Just(Rule::Spread),
         ],
+        closed in any::<bool>(),
     ) {
         let size = GpuSize { sms: 4, blocks: 8, warps: 64, memory_bytes: 16 };
         let mut fleet = Fleet::new(&[size, size]);
+        fleet.close(1, closed);
         let mut placed = Vec::new();
         for (job, releases) in jobs {
             if releases && !placed.is_empty() {
@@ -128,7 +131,10 @@ proptest! {
             }
             let before = format!("{fleet:?}");
             match fleet.place(rule, job).unwrap() {
-                Some(new) => placed.push(new),
+                Some(new) => {
+                    prop_assert!(!closed || new.gpu == 0, "a closed GPU takes no job");
+                    placed.push(new);
+                }
                 None => prop_assert_eq!(before, format!("{fleet:?}")),
             }
             for gpu in 0..2 {
@@ -185,4 +191,35 @@ fn jobs_that_can_never_run_are_refused() {
         "a demand is capped"
     );
     assert!(Fit::new(1, 0, 8).is_err() && Fit::new(0, 14, 8).is_err());
+}
+
+#[test]
+fn pack_fills_a_gpu_and_spread_levels_them() {
+    let size = |memory_bytes| GpuSize {
+        sms: 4,
+        blocks: 8,
+        warps: 64,
+        memory_bytes,
+    };
+    let job = Job {
+        memory_bytes: 4,
+        blocks: 1,
+        threads: 32,
+    };
+    let places = |rule| {
+        let mut fleet = Fleet::new(&[size(8), size(16)]);
+        let mut place = || fleet.place(rule, job).unwrap().map(|placed| placed.gpu);
+        [(); 7].map(|()| place())
+    };
+    let (a, b) = (Some(0), Some(1));
+    assert_eq!(places(Rule::Pack), [a, a, b, b, b, b, None]);
+    assert_eq!(places(Rule::Spread), [b, a, b, a, b, b, None]);
+    let names: Vec<&str> = RULES.iter().map(|row| row.name).collect();
+    for name in &names {
+        assert_eq!(
+            rule_by_name(name).unwrap().name,
+            *name,
+            "a name is there once"
+        );
+    }
 }

@@ -23,9 +23,9 @@ fn notify(state: &[NotifyState<'_>]) {
 }
 
 impl Service {
-    /// Reports that all sockets listen. A manager with a watchdog is notified only while `periods`
-    /// rise: a daemon that answers but no longer accounts is restarted. One GPU that stands still is
-    /// no reason to end the tenants of the others.
+    /// Reports that all sockets listen. A manager with a watchdog is notified only while the sum of
+    /// `periods` rises: a daemon that answers but no longer accounts is restarted. One GPU that
+    /// stands still is no reason to end the tenants of the others.
     pub(crate) fn ready(status: &str, periods: Vec<Arc<AtomicU64>>) -> std::io::Result<Self> {
         notify(&[NotifyState::Ready, NotifyState::Status(status)]);
         let Some(limit) = sd_notify::watchdog_enabled() else {

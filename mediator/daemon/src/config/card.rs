@@ -1,4 +1,4 @@
-//! Several GPUs of one daemon: what each has of its own. All else is as `[gpu]` says.
+//! Several GPUs of one daemon: what each has of its own. All else is as in `[gpu]`.
 
 use serde::{Deserialize, Serialize};
 

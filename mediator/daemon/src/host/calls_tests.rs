@@ -66,7 +66,7 @@ impl Bench {
         tenant
     }
 
-    /// A VM with an open channel 0 whose gate is open and answered.
+    /// A VM with an open channel 0; its gate is open and answered.
     pub(super) fn open(&mut self, name: &str, weight: u32) -> TenantId {
         let tenant = self.enter(name, weight);
         self.channel(tenant, 0);
