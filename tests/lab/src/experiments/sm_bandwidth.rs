@@ -103,7 +103,7 @@ pub fn report(_: &Seeds) -> Result<Report, Failure> {
         parameters: Parameters {
             paper: "kernels, SMs; the least and the most use",
             fitted: "uses of single programs: in proportion to table 7.2, their mean to the first row of table 5.3. The other rows are predicted",
-            chosen: "RSA, whose loss is of latency, has the least printed use",
+            chosen: "RSA has the least printed use, as its loss is of latency",
         },
         quantities,
         notes: Vec::new(),
