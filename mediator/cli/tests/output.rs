@@ -34,7 +34,6 @@ fn policies_of_the_lab_are_refused_by_serve_and_demo() {
         let config = config.to_str().unwrap();
         for arguments in [
             &["demo", "--policy", name][..],
-            &["demo", "--config", config],
             &["serve", "--policy", name],
             &["serve", "--config", config],
         ] {

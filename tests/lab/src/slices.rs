@@ -49,8 +49,8 @@ const fn program(
     }
 }
 
-/// SOURCE: table I. Launches are printed of BFS (28 of about 1 ms), Gaussian and matMul alone; those
-/// of the others are chosen.
+/// SOURCE: table I. It prints the launches of BFS (28 of about 1 ms), Gaussian and matMul; those of
+/// the others are chosen.
 pub const PROGRAMS: [Program; 7] = [
     program("BFS", 1_321.0, [0.395, 0.028], 28),
     program("Gaussian", 883.0, [327.45; 2], 20_000),

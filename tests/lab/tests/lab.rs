@@ -382,7 +382,7 @@ impl Wish {
     }
 }
 
-/// Weights out of range, and loads without a kernel or with kernels of 0 ns: the run does not begin.
+/// Weights out of range, loads without a kernel, kernels of 0 ns: the run does not begin.
 #[test]
 fn participants_that_cannot_run_are_refused() {
     let program = |kernels_ns: &[u64], depth| Load::Program {

@@ -170,7 +170,7 @@ fn each_printed_figure_has_ours_beside_it_or_a_reason() {
         }
         // Ours, a verdict, or a reason why there is none.
         let silent = |cells: &&Vec<String>| cells[3] == "-" && cells[8].is_empty();
-        if cells.iter().any(|cells| silent(&cells)) {
+        if cells.iter().any(silent) {
             wrong.push(format!("{what}: neither a value nor a reason in {id}"));
         }
     }

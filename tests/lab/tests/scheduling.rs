@@ -131,3 +131,18 @@ fn victims_fall_short_by_at_most_one_attacker_kernel() {
         failed.into_iter().collect()
     });
 }
+
+/// The worst attack on the literal rule that the 200 seeds of the page have: the victim falls short
+/// by hundreds of times of what the repaired rule permits.
+#[test]
+fn the_worst_attack_on_the_literal_rule_is_none_on_the_repaired_one() {
+    const SEED: u64 = 183;
+    let attack = adversary::Attack::of(SEED);
+    assert_eq!(attack.guide, adversary::Guide::ManyChannels);
+    let over = |policy, polled| {
+        let outcome = attack.run(SEED, policy, polled).unwrap();
+        attack.worst_window_ns(&outcome) as f64 / attack.allowed_ns() as f64
+    };
+    assert!(over("dfq-literal", true) > 300.0);
+    assert!(over("dfq", false) <= 1.0);
+}

@@ -1,7 +1,7 @@
 //! Adriaens, tables 5.3, 5.4 and 7.2: memory of programs beside each other.
 //!
-//! A program's use of the memory alone is taken to be in proportion to the most that it loses beside
-//! others (table 7.2), and follows its speed on fewer SMs. Uses add up to the most that was seen.
+//! A program's use of the memory alone is in proportion to the most that it loses beside others
+//! (table 7.2). On fewer SMs it follows the speed. Uses add up to the most that was seen.
 
 use turnstile_policies::model::sm::Program;
 use turnstile_policies::model::split::Split;
@@ -103,7 +103,7 @@ pub fn report(_: &Seeds) -> Result<Report, Failure> {
         parameters: Parameters {
             paper: "kernels, SMs; the least and the most use",
             fitted: "uses of single programs: in proportion to table 7.2, their mean to the first row of table 5.3. The other rows are predicted",
-            chosen: "RSA, whose loss is of latency, has the least printed use",
+            chosen: "RSA has the least printed use, as its loss is of latency",
         },
         quantities,
         notes: Vec::new(),
