@@ -2,7 +2,11 @@
 //! distribution's packages.
 #![cfg(feature = "store")]
 
+#[path = "store/backup.rs"]
+mod backup;
 mod common;
+#[path = "store/file.rs"]
+mod file;
 #[path = "store/versions.rs"]
 mod versions;
 #[path = "store/writer.rs"]
@@ -12,9 +16,19 @@ use common::{entries, gpu};
 use std::sync::Arc;
 use turnstile_accounting::audit::Audit;
 use turnstile_accounting::change::Change;
-use turnstile_accounting::record::{Body, Digest, Entry, GpuIdentity, TenantRecord, UnixNanos};
+use turnstile_accounting::record::{
+    Body, Digest, Entry, GpuIdentity, Tail, TenantRecord, UnixNanos,
+};
 use turnstile_accounting::store::{Put, Selection, SqliteStore, Store, StoreError};
 use uuid::Uuid;
+
+/// Another GPU of the same node.
+fn another() -> GpuIdentity {
+    GpuIdentity {
+        gpu: "GPU-9".into(),
+        ..gpu()
+    }
+}
 
 fn all(store: &mut dyn Store) -> Vec<Entry> {
     let mut found = Vec::new();
@@ -111,28 +125,54 @@ fn a_selection_goes_by_where_entries_begin(store: &mut dyn Store) {
         gpu: Some(gpu().gpu),
         overlapping: false,
     };
-    let mut found = Vec::new();
-    let mut take = |_: &_, entry: Entry| {
-        found.push(entry.stretch.seq);
-        Ok(true)
+    let found = |store: &mut dyn Store, selection: &Selection, most: usize| {
+        let mut found = Vec::new();
+        let mut take = |of: &GpuIdentity, entry: Entry| {
+            found.push((of.gpu.clone(), entry.stretch.seq));
+            Ok(found.len() < most)
+        };
+        store.query(selection, &mut take).unwrap();
+        found
     };
-    store.query(&selection, &mut take).unwrap();
-    let no_tenant = Selection {
-        gpu: Some("GPU-9".into()),
-        ..selection
+    let own = |seq| (gpu().gpu, seq);
+    assert_eq!(found(store, &selection, 9), [own(1), own(2)]);
+    for (node, gpu) in [(None, Some("GPU-9")), (Some("node-9"), None)] {
+        let other = Selection {
+            node: node.map(str::to_owned),
+            gpu: gpu.map(str::to_owned),
+            ..Selection::default()
+        };
+        assert!(found(store, &other, 9).is_empty());
+    }
+    let of_node = Selection {
+        node: Some(gpu().node),
+        ..Selection::default()
     };
-    store.query(&no_tenant, &mut take).unwrap();
-    store
-        .query(&Selection::default(), &mut |_, _| Ok(false))
-        .unwrap();
-    assert_eq!(found, [1, 2]);
+    assert_eq!(found(store, &of_node, 99).len(), written.len());
+    // A query that ends with one GPU does not go on with the next.
+    assert!(store.tail(&another()).unwrap().is_none());
+    let theirs = entries(7, 600);
+    for entry in &theirs {
+        assert_eq!(store.put(&another(), entry).unwrap(), Put::Written);
+    }
+    assert_eq!(
+        store.tail(&another()).unwrap().unwrap(),
+        Tail::of(theirs.last().unwrap())
+    );
+    let all_of = Selection::default();
+    assert_eq!(
+        found(store, &all_of, 99).len(),
+        written.len() + theirs.len()
+    );
+    assert_eq!(found(store, &all_of, 2), [own(0), own(1)]);
     let refused = store.query(&Selection::default(), &mut |_, _| {
         Err(StoreError::Refused("no".into()))
     });
     assert!(matches!(refused, Err(StoreError::Refused(_))));
+    let both = [written, theirs].concat();
     assert_eq!(
         all(store),
-        written,
+        both,
         "a query that ended early leaves nothing behind"
     );
 }
@@ -245,10 +285,7 @@ fn changes_are_kept_once_and_as_long_as_entries(store: &mut dyn Store) {
 /// that it follows.
 fn kept_window_is_adopted_where_it_was_not_closed(store: &mut dyn Store) {
     let written = entries(1, 600);
-    let other = GpuIdentity {
-        gpu: "GPU-9".into(),
-        ..gpu()
-    };
+    let other = another();
     assert_eq!(store.adopt(&gpu()).unwrap(), 0);
     let genesis = Digest::genesis(&gpu());
     let cut = Entry {
@@ -297,26 +334,6 @@ fn sqlite_keeps_what_a_store_owes() {
 }
 
 #[test]
-fn a_reader_sees_what_is_closed_while_another_writes() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("ledger");
-    let written = entries(1, 600);
-    let mut writer = SqliteStore::create(&path).unwrap();
-    write(&mut writer, &written[..2]);
-    let Body::Window { tenants, .. } = &written[2].body else {
-        panic!("a window")
-    };
-    writer.open_window(&gpu(), &written[2].stretch).unwrap();
-    writer.append(tenants).unwrap();
-    let mut reader = SqliteStore::read(&path).unwrap();
-    assert_eq!(all(&mut reader), written[..2]);
-    writer.abandon();
-    write(&mut writer, &written[2..]);
-    assert_eq!(all(&mut reader), written);
-    assert!(reader.put(&gpu(), &written[0]).is_err(), "it only reads");
-}
-
-#[test]
 fn tenants_and_metadata_go_with_the_last_entry_of_their_run() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ledger");
@@ -355,28 +372,6 @@ fn tenants_and_metadata_go_with_the_last_entry_of_their_run() {
     store.retain(&gpu().node, second_run.stretch.start).unwrap();
     assert_eq!(rows(), [5, 1]);
     assert_eq!(all(&mut store), written[second_run.stretch.seq as usize..]);
-}
-
-#[test]
-fn missing_foreign_or_empty_file_is_not_opened_as_a_ledger() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("ledger");
-    assert!(matches!(
-        SqliteStore::read(&path),
-        Err(StoreError::NotFound { .. })
-    ));
-    std::fs::write(
-        &path,
-        b"This is a text, and a long one, so that it might be taken for a header.",
-    )
-    .unwrap();
-    assert!(SqliteStore::read(&path).is_err());
-    assert!(SqliteStore::create(&path).is_err());
-    std::fs::write(&path, b"").unwrap();
-    assert!(matches!(
-        SqliteStore::read(&path),
-        Err(StoreError::Version { found: 0, .. })
-    ));
 }
 
 #[cfg(feature = "postgres")]

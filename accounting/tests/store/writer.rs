@@ -45,6 +45,13 @@ fn second_writer_of_a_file_is_refused_under_each_of_its_names_until_the_first_en
     let own = format!("process {};", std::process::id());
     assert!(refused.contains(&own), "{refused}");
     assert!(refused.contains("--ledger"), "{refused}");
+    // A writer that has just taken the lock has not written its number yet.
+    let lock = folder.path().join("ledger-lock");
+    let number = fs::read(&lock).unwrap();
+    fs::write(&lock, b"").unwrap();
+    let refused = SqliteStore::create(&path).unwrap_err().to_string();
+    assert!(refused.contains("another process"), "{refused}");
+    fs::write(&lock, number).unwrap();
     fs::rename(&path, &moved).unwrap();
     assert!(matches!(
         SqliteStore::create(&moved),
@@ -135,6 +142,20 @@ fn file_that_is_moved_away_and_back_has_all() {
     write(&mut store, &written[2..]);
     drop(store);
     assert_eq!(all(&mut SqliteStore::read(&path).unwrap()), written);
+}
+
+#[test]
+fn place_that_cannot_be_looked_at_is_not_taken_for_an_empty_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let (inner, away) = (folder.path().join("inner"), folder.path().join("away"));
+    fs::create_dir(&inner).unwrap();
+    let written = entries(1, 600);
+    let mut store = SqliteStore::create(&inner.join("ledger")).unwrap();
+    write(&mut store, &written[..2]);
+    fs::rename(&inner, &away).unwrap();
+    fs::write(&inner, b"a file").unwrap();
+    let refused = store.put(&gpu(), &written[2]);
+    assert!(matches!(refused, Err(StoreError::Output(_))), "{refused:?}");
 }
 
 #[test]

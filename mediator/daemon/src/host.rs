@@ -3,6 +3,8 @@
 //! period. Nothing under it waits for a VM.
 
 pub(crate) mod accounts;
+#[cfg(test)]
+mod bench;
 pub(crate) mod debts;
 mod departed;
 pub(crate) mod dma;
@@ -459,3 +461,9 @@ pub(super) fn engines(gpu: &dyn Gpu) -> impl Iterator<Item = EngineId> + use<> {
 
 #[cfg(test)]
 mod calls_tests;
+#[cfg(test)]
+mod figures_tests;
+#[cfg(test)]
+mod ledger_tests;
+#[cfg(test)]
+mod loop_tests;

@@ -1,233 +1,12 @@
 //! Order of the host's calls to a GPU and to VMMs: holds, trapped doorbells, gate answers, new
 //! channels, tenants that leave, and memory that is away.
 
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
+use turnstile_abi::CHUNK_BYTES;
+use turnstile_gpu::{ChunkId, MemoryEvent};
 
-use rustix::event::{EventfdFlags, eventfd};
-use turnstile_abi::{CHUNK_BYTES, MAILBOX_RESULTS};
-use turnstile_accounting::{
-    Anomalies, EngineState, EngineUsage, Signals, SwitchEvent, TenantUsage, Usage, Window,
-};
-use turnstile_gpu::{Capabilities, ChannelActivity, ChunkId, MemoryEvent, Order};
-use turnstile_vmm::wire::{FrameReader, PROTOCOL, Read, ToDaemon};
-
-use super::recording_gpu::{Call, GATES, MOVABLE, RecordingGpu};
+use super::bench::{Bench, PERIOD, done, gate, show};
+use super::recording_gpu::{GATES, MOVABLE};
 use super::*;
-
-const PERIOD: Nanos = Nanos::from_ms(10);
-
-pub(super) struct Bench {
-    pub(super) host: Arc<Host>,
-    pub(super) gpu: Arc<RecordingGpu>,
-    /// Status pages by tenant.
-    pub(super) pages: BTreeMap<TenantId, std::fs::File>,
-    /// Tenants with a command pending.
-    pub(super) busy: Vec<TenantId>,
-    /// Gate moves that VMMs have not answered: tenant, channel, number.
-    unanswered: Vec<(TenantId, u32, u64)>,
-    /// Number of the next record of the engine's log.
-    seq: u64,
-}
-
-impl Bench {
-    pub(super) fn new(capabilities: Capabilities) -> Self {
-        let gpu = RecordingGpu::new(capabilities);
-        let host = Host::new(gpu.clone(), HostConfig::default()).unwrap();
-        Self {
-            host: Arc::new(host),
-            gpu,
-            pages: BTreeMap::new(),
-            busy: Vec::new(),
-            unanswered: Vec::new(),
-            seq: 0,
-        }
-    }
-
-    /// Takes a VM in.
-    pub(super) fn enter(&mut self, name: &str, weight: u32) -> TenantId {
-        let (own, theirs) = UnixStream::pair().unwrap();
-        let hello = ToDaemon::Hello {
-            protocol: PROTOCOL,
-            name: name.into(),
-            weight: Some(weight),
-            gpu_memory_bytes: Some(8 * CHUNK_BYTES),
-            regions: Vec::new(),
-        };
-        let vector: OwnedFd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
-        let (tenant, ..) = self.host.admit(hello, vec![vector], own, 1_000).unwrap();
-        let mut reader = FrameReader::new();
-        let Ok(Read::Frame(mut frame)) = reader.read::<ToVmm>(&theirs) else {
-            panic!("no welcome")
-        };
-        let status = frame.fds.remove(1);
-        self.pages.insert(tenant, status.into());
-        self.gpu.connect(tenant, theirs, reader);
-        tenant
-    }
-
-    /// A VM with an open channel 0; its gate is open and answered.
-    pub(super) fn open(&mut self, name: &str, weight: u32) -> TenantId {
-        let tenant = self.enter(name, weight);
-        self.channel(tenant, 0);
-        self.answer();
-        self.host.kicked(tenant);
-        self.answer();
-        tenant
-    }
-
-    /// A channel was opened for a mailbox request.
-    pub(super) fn channel(&self, tenant: TenantId, channel: u32) {
-        let opened = Effect::Opened(channel);
-        self.host.mailbox_served(tenant, opened, &done(channel));
-    }
-
-    /// Calls since the last one of this.
-    pub(super) fn take(&mut self) -> Vec<Call> {
-        let calls = self.gpu.take();
-        self.unanswered.extend(calls.iter().filter_map(gate));
-        calls
-    }
-
-    /// VMMs answer all gate moves; returns the calls until then.
-    pub(super) fn answer(&mut self) -> Vec<Call> {
-        let mut all = self.take();
-        while let Some((tenant, channel, seq)) = self.unanswered.pop() {
-            self.host.gate_done(tenant, channel, seq, 0);
-            all.extend(self.take());
-        }
-        all
-    }
-
-    /// Each runs for its milliseconds, one after the other.
-    fn log(&mut self, from: Moment, used: &[(TenantId, u64)]) {
-        let mut at = from;
-        let mut switches = Vec::new();
-        let running = used.iter().map(|(id, ms)| (EngineState::Running(*id), *ms));
-        for (state, ms) in running.chain([(EngineState::Idle, 0)]) {
-            switches.push(SwitchEvent {
-                at,
-                engine: COMPUTE,
-                seq: self.seq,
-                state,
-            });
-            self.seq += 1;
-            at = at + Nanos::from_ms(ms);
-        }
-        self.host.observe(&switches, &[]);
-    }
-
-    /// A period with these milliseconds of the compute engine; [`Self::busy`] has work at its end.
-    pub(super) fn period(&mut self, used: &[(TenantId, u64)]) -> Vec<Call> {
-        let from = self.gpu.reported().now;
-        self.log(from, used);
-        let usage = usage(from, used);
-        let end = usage.window.to();
-        {
-            let mut reported = self.gpu.reported();
-            reported.now = end;
-            let busy = self.busy.iter();
-            reported.activity = busy.map(|tenant| (*tenant, activity(1, end))).collect();
-        }
-        self.take();
-        self.host.period_end(None, usage, None, &mut Vec::new());
-        self.take()
-    }
-}
-
-pub(super) fn activity(pending: u32, last_active: Moment) -> ChannelActivity {
-    ChannelActivity {
-        channel: 0,
-        pending,
-        finished: Some(0),
-        stalls: 0,
-        last_active,
-    }
-}
-
-/// A period of one compute engine and two copy engines that do nothing.
-pub(super) fn usage(from: Moment, used: &[(TenantId, u64)]) -> Usage {
-    let all: u64 = used.iter().map(|(_, ms)| ms).sum();
-    let engine = |id: u8| {
-        let part = |(tenant, ms): &(TenantId, u64)| TenantUsage {
-            tenant: *tenant,
-            used_ns: Nanos::from_ms(*ms),
-            fault_ns: Nanos::ZERO,
-            turns: 1,
-            begun: 1,
-        };
-        let compute = id == 0;
-        let idle_ns = Nanos(PERIOD.0 - if compute { all * 1_000_000 } else { 0 });
-        EngineUsage {
-            engine: EngineId(id),
-            tenants: used.iter().filter(|_| compute).map(part).collect(),
-            switching_ns: Nanos::ZERO,
-            idle_ns,
-            unobserved_ns: Nanos::ZERO,
-            error_bound_ns: Nanos::ZERO,
-        }
-    };
-    Usage {
-        window: Window::starting(from, PERIOD),
-        signals: Signals::Events,
-        engines: (0..3).map(engine).collect(),
-        copied: None,
-        anomalies: Anomalies::default(),
-    }
-}
-
-fn done(id: u32) -> ToVmm {
-    ToVmm::MailboxDone {
-        id: id.into(),
-        error: 0,
-        text: String::new(),
-        results: [0; MAILBOX_RESULTS],
-    }
-}
-
-/// Tenant, channel and number of a gate move.
-fn gate(call: &Call) -> Option<(TenantId, u32, u64)> {
-    match call {
-        Call::Sent(tenant, ToVmm::Gate { channel, seq, .. }) => Some((*tenant, *channel, *seq)),
-        _ => None,
-    }
-}
-
-/// Calls as text; numbers of gate moves are left out.
-pub(super) fn show(calls: &[Call]) -> Vec<String> {
-    let show = |call: &Call| match call {
-        Call::Created(tenant) => format!("create {}", tenant.0),
-        Call::Destroyed(tenant) => format!("destroy {}", tenant.0),
-        Call::Doorbells(tenant, DoorbellChange::Written) => format!("written {}", tenant.0),
-        Call::Doorbells(tenant, DoorbellChange::AnyOpen(open)) => {
-            format!("any open {} {open}", tenant.0)
-        }
-        Call::Orders(orders) => {
-            let order = |order: &Order| match order {
-                Order::Suspend(tenant) => format!(" suspend {}", tenant.0),
-                Order::Resume(tenant) => format!(" resume {}", tenant.0),
-                Order::Hold(tenant, engine) => format!(" hold {} {}", tenant.0, engine.0),
-                Order::Release(tenant, engine) => format!(" release {} {}", tenant.0, engine.0),
-                Order::Slice(tenant, _) => format!(" slice {}", tenant.0),
-            };
-            format!("gpu{}", orders.iter().map(order).collect::<String>())
-        }
-        Call::Move(order) => {
-            let (owner, cause) = (order.owner.0, order.cause.0);
-            let count = order.chunks.len();
-            format!("move {:?} {count} of {owner} for {cause}", order.direction)
-        }
-        Call::Woken => "wake".to_owned(),
-        Call::Sent(tenant, message) => match message {
-            ToVmm::Gate { channel, state, .. } => format!("gate {} {channel} {state:?}", tenant.0),
-            ToVmm::MailboxDone { id, .. } => format!("done {} {id}", tenant.0),
-            ToVmm::ChannelClosed { channel } => format!("closed {} {channel}", tenant.0),
-            ToVmm::Refused { .. } => format!("refused {}", tenant.0),
-            other => format!("{other:?}"),
-        },
-    };
-    calls.iter().map(show).collect()
-}
 
 #[test]
 fn held_tenant_has_its_gates_closed_before_the_gpu_suspends_it() {
@@ -387,11 +166,12 @@ fn tenant_that_leaves_is_gone_before_its_context_and_its_use_stays() {
     assert!(bench.host.is_empty());
 }
 
-/// Memory of both does not fit: while one has it, the other waits for its own, resumed by no gate.
-#[test]
-fn tenant_is_resumed_only_when_its_memory_is_back_and_the_cause_pays_for_the_copies() {
+/// Six chunks of one tenant are on the GPU, five of another one are nowhere yet.
+fn crowded() -> (Bench, TenantId, TenantId) {
     let mut bench = Bench::new(MOVABLE);
-    let (a, b) = (bench.open("a", 100), bench.open("b", 100));
+    let (a, b) = (bench.open("a", 100), bench.enter("b", 100));
+    bench.channel(b, 0);
+    bench.answer();
     let allocated = |owner, first, count, resident| MemoryEvent::Allocated {
         owner,
         first: ChunkId(first),
@@ -404,41 +184,49 @@ fn tenant_is_resumed_only_when_its_memory_is_back_and_the_cause_pays_for_the_cop
     let events = [allocated(a, 0, 6, true), allocated(b, 100, 5, false)];
     bench.gpu.reported().events.extend(events);
     bench.period(&[(a, 5)]);
-    let calls = bench.period(&[(a, 5)]);
-    assert!(calls.iter().all(|call| !matches!(call, Call::Move(_))));
-    assert!(bench.host.memory_idle(Moment(21_000_000)) == Nanos::ZERO);
-    // Its doorbell opens no way to the engine.
-    bench.host.lock().mediation.woke(b, Moment(21_000_000));
+    (bench, a, b)
+}
+
+/// Memory of both does not fit: while one has it, the other waits for its own, resumed by no gate.
+#[test]
+fn tenant_is_resumed_only_when_its_memory_is_back_and_the_cause_pays_for_the_copies() {
+    let (mut bench, _, b) = crowded();
+    // Its doorbell opens its gate, and no way to the engine.
     bench.host.kicked(b);
-    let calls = show(&bench.take());
-    assert!(
-        calls.iter().all(|call| !call.contains("resume 2")),
-        "{calls:?}"
-    );
+    let expected = [
+        "written 2",
+        "any open 2 true",
+        "gate 2 0 Open",
+        "any open 2 true",
+    ];
+    assert_eq!(show(&bench.take()), expected);
+    bench.answer();
     // The first one has no more work: its chunks make way, and only then the second one runs.
     bench.busy = vec![b];
-    let mut calls = Vec::new();
+    let (mut calls, mut was_busy) = (Vec::new(), false);
     for _ in 0..100 {
         calls.extend(bench.period(&[]));
         for _ in 0..4 {
             bench.host.memory_tick();
+            was_busy |= bench.host.memory_is_busy();
         }
         calls.extend(bench.answer());
     }
+    assert!(was_busy);
     let calls = show(&calls);
     let place = |text: &str| calls.iter().position(|call| call.contains(text));
     let (suspend, out) = (place("suspend 1"), place("move Out"));
     let home = calls.iter().rposition(|call| call.contains("move In"));
-    let resume = place("resume 2");
-    let order = [suspend, out, home, resume];
+    let order = [suspend, out, home, place("resume 2")];
     assert!(order.iter().all(Option::is_some), "{order:?} {calls:?}");
     assert!(order.is_sorted(), "{order:?} {calls:?}");
-    assert!(
-        calls
-            .iter()
-            .filter(|call| call.contains("move"))
-            .all(|call| call.ends_with("for 2"))
-    );
+    let mut moves = calls.iter().filter(|call| call.contains("move"));
+    assert!(moves.all(|call| call.ends_with("for 2")));
+    bench.gpu.reported().events.push(MemoryEvent::Fixed {
+        owner: b,
+        bytes: 17,
+    });
+    bench.host.memory_tick();
     let snapshot = bench.host.snapshot();
     let memory = |index: usize| snapshot.tenants[index].memory.unwrap();
     let out = memory(0).swapped_out_bytes;
@@ -447,11 +235,46 @@ fn tenant_is_resumed_only_when_its_memory_is_back_and_the_cause_pays_for_the_cop
     let both = out + memory(1).swapped_in_bytes;
     assert_eq!((memory(0).moved_bytes, memory(1).moved_bytes), (0, both));
     let took = Nanos(both / CHUNK_BYTES * 10_000);
-    assert_eq!(
-        (memory(0).moved_ns, memory(1).moved_ns),
-        (Nanos::ZERO, took)
-    );
-    assert_eq!(memory(1).resident_bytes, 5 * CHUNK_BYTES);
+    let moved = (memory(0).moved_ns, memory(1).moved_ns);
+    assert_eq!(moved, (Nanos::ZERO, took));
+    assert_eq!((memory(0).pinned_bytes, memory(1).pinned_bytes), (0, 17));
+}
+
+#[test]
+fn tenant_that_waits_for_memory_is_entitled_to_no_time_of_the_engine() {
+    let (mut bench, a, b) = crowded();
+    bench.busy = vec![a, b];
+    bench.period(&[(a, 5)]);
+    let entitled = |bench: &Bench| bench.host.snapshot().tenants[1].entitled_ns;
+    let before = entitled(&bench);
+    for _ in 0..3 {
+        bench.period(&[(a, 5)]);
+    }
+    assert!(bench.host.lock().memory.as_ref().unwrap().waits(b));
+    assert_eq!(entitled(&bench), before);
+}
+
+/// The engine is idle for memory only while it executes nothing and no tenant may run.
+#[test]
+fn time_in_which_a_command_runs_is_not_idle_for_memory() {
+    let (mut bench, a, b) = crowded();
+    bench.busy = vec![b];
+    let mut idle = [Nanos::ZERO; 2];
+    for running in [Some(a), None] {
+        bench.gpu.reported().running[0] = running;
+        let (begin, mut stopped) = (bench.gpu.reported().now, false);
+        while bench.gpu.reported().now.since(begin) < Nanos::from_ms(200) {
+            let calls = show(&bench.period(&[]));
+            stopped |= calls.iter().any(|call| call.contains("suspend"));
+            let now = bench.gpu.reported().now;
+            idle[usize::from(running.is_none())] += bench.host.memory_idle(now);
+        }
+        // The other way round: the first one's memory is away now.
+        bench.busy = vec![a];
+        assert!(stopped);
+    }
+    assert_eq!(idle[0], Nanos::ZERO);
+    assert!(idle[1] >= PERIOD, "{idle:?}");
 }
 
 #[test]

@@ -443,3 +443,15 @@ fn a_calendar_that_jumps_discards_nothing_and_windows_are_written_on() {
     assert_eq!(entries.first().unwrap().stretch.seq, 0, "all is there");
     assert_eq!(report.window_ns, 130 * u128::from(EVENTS.period_ns.0));
 }
+
+#[test]
+fn each_period_that_does_not_balance_is_counted() {
+    let mut bench = Bench::new();
+    let mut recorder = bench.start(None);
+    for refused in 1..=3 {
+        recorder.add(&[&EVENTS.metered().usage(0)], UnixNanos(BEGIN), &[]);
+        assert_eq!(recorder.health().refused, refused, "of too few engines");
+    }
+    bench.periods(&mut recorder, 1);
+    assert_eq!(recorder.health().refused, 3);
+}

@@ -130,6 +130,14 @@ impl RecordingGpu {
         std::mem::take(&mut calls)
     }
 
+    /// Whether the connection to a tenant's VMM was shut down.
+    pub(crate) fn hung_up(&self, tenant: TenantId) -> bool {
+        self.take();
+        let mut vmms = self.vmms.lock().unwrap();
+        let mut own = vmms.iter_mut().filter(|vmm| vmm.tenant == tenant);
+        own.any(|vmm| matches!(vmm.reader.read::<ToVmm>(&vmm.stream), Ok(Read::End)))
+    }
+
     fn receive(&self, calls: &mut Vec<Call>) {
         for vmm in self.vmms.lock().unwrap().iter_mut() {
             while let Ok(Read::Frame(frame)) = vmm.reader.read::<ToVmm>(&vmm.stream) {

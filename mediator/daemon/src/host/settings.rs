@@ -278,6 +278,10 @@ mod tests {
 
     use super::*;
     use crate::HostConfig;
+    use crate::host::bench::Bench;
+    use crate::host::recording_gpu::{GATES, MOVABLE};
+    use turnstile_abi::CHUNK_BYTES;
+    use turnstile_gpu::Capabilities;
     use turnstile_soft::{SoftConfig, SoftGpu};
 
     #[test]
@@ -339,6 +343,101 @@ mod tests {
         let owed = host("owed");
         owed.set_settings("a", target).unwrap();
         assert!(owed.settings()["a"].latency_target);
+    }
+
+    #[test]
+    fn settings_are_empty_where_nothing_is_set() {
+        let weight = Weight::new(300).ok();
+        let limits = MemoryLimits {
+            max_bytes: Some(1),
+            ..MemoryLimits::default()
+        };
+        assert!(Settings::default().is_empty() && MemoryLimits::default().is_empty());
+        assert!(!limits.is_empty());
+        let memory = limits;
+        for set in [
+            Settings {
+                weight,
+                ..Settings::default()
+            },
+            Settings {
+                memory,
+                ..Settings::default()
+            },
+        ] {
+            assert!(!set.is_empty());
+        }
+    }
+
+    #[test]
+    fn settings_of_an_earlier_run_are_in_force_for_a_tenant_of_the_name() {
+        let mut bench = Bench::new(GATES);
+        let set = Settings {
+            weight: Weight::new(42).ok(),
+            ..Settings::default()
+        };
+        let kept = BTreeMap::from([("a".to_owned(), set)]);
+        bench.host.restore_settings(kept.clone());
+        assert_eq!(bench.host.settings(), kept);
+        bench.enter("a", 100);
+        bench.enter("b", 100);
+        let shown = bench.host.snapshot().tenants;
+        assert_eq!([shown[0].weight, shown[1].weight], [42, 100]);
+    }
+
+    #[test]
+    fn settings_that_cannot_be_in_force_are_refused() {
+        let memory = |min_chunks: u64, high_bytes: Option<u64>, max_bytes: Option<u64>| {
+            Some(Settings {
+                memory: MemoryLimits {
+                    min_bytes: min_chunks * CHUNK_BYTES,
+                    high_bytes,
+                    max_bytes,
+                },
+                ..Settings::default()
+            })
+        };
+        let host = |capabilities| {
+            let mut bench = Bench::new(capabilities);
+            bench.enter("a", 100);
+            bench.enter("b", 100);
+            bench.host
+        };
+        let refused = |host: &Host, set| host.set_settings("a", set).unwrap_err();
+        let fixed = host(GATES);
+        for set in [memory(1, None, None), memory(0, Some(1), None)] {
+            assert_eq!(refused(&fixed, set), SettingsError::Immovable);
+        }
+        fixed.set_settings("a", memory(0, None, Some(1))).unwrap();
+        let unknown = host(Capabilities {
+            memory_held: false,
+            ..GATES
+        });
+        let set = memory(0, None, Some(1));
+        assert_eq!(refused(&unknown, set), SettingsError::UnknownHeld);
+        let moves = host(MOVABLE);
+        // The other one may have the whole card.
+        let crowded = refused(&moves, memory(1, None, None));
+        let expected = EntitlementError::Crowded {
+            reserved: CHUNK_BYTES,
+            set: 8 * CHUNK_BYTES,
+            card: 8 * CHUNK_BYTES,
+        };
+        assert_eq!(crowded, SettingsError::Memory(expected));
+        assert!(moves.settings().is_empty(), "nothing is changed");
+        let none = Bench::of_policy(GATES, "none").host;
+        let weight = Settings {
+            weight: Weight::new(300).ok(),
+            ..Settings::default()
+        };
+        let error = refused(&none, Some(weight));
+        assert!(matches!(
+            error,
+            SettingsError::Policy {
+                what: "weights",
+                ..
+            }
+        ));
     }
 
     #[test]

@@ -135,4 +135,20 @@ mod tests {
         timings.forget(A);
         assert_eq!(timings.latency(A).count(), 0);
     }
+    #[test]
+    fn records_beyond_those_of_a_usual_period_are_not_kept() {
+        let (mut seen, mut timings) = (Seen::default(), Timings::default());
+        timings.woke(A, Moment(0));
+        for at in 0..2 * SEEN_MAX as u64 {
+            seen.event(&event(at, EngineState::Switching));
+        }
+        seen.event(&event(u64::MAX, EngineState::Running(A)));
+        timings.take(&mut seen);
+        assert_eq!(timings.switches().count(), SEEN_MAX as u64);
+        assert_eq!(timings.latency(A).count(), 0, "no room for it");
+        for at in 0..2 * SEEN_MAX as u64 {
+            seen.event(&event(at, EngineState::Running(A)));
+        }
+        assert_eq!(seen.ran.len(), SEEN_MAX);
+    }
 }
