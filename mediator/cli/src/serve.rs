@@ -90,6 +90,7 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
         gpu_memory_bytes: config.memory.vm_mib << 20,
         channels: scheduling.channels_per_vm,
         tenants_max: scheduling.tenants_max,
+        preallocated_memory: config.safety.preallocated_memory,
     };
     let daemon = DaemonConfig {
         socket: config.sockets.vmm.clone(),

@@ -5,6 +5,7 @@
 pub(crate) mod accounts;
 pub(crate) mod debts;
 mod departed;
+pub(crate) mod described;
 pub(crate) mod dma;
 pub(crate) mod mailbox;
 pub(crate) mod memory;
@@ -28,6 +29,7 @@ use turnstile_vmm::wire::ToVmm;
 use uuid::Uuid;
 
 use self::accounts::Accounts;
+use self::described::Described;
 use self::mailbox::Letter;
 use self::memory::Memory;
 use self::peer::Tenant;
@@ -58,6 +60,8 @@ pub struct HostConfig {
     pub channels: u32,
     /// Tenants at a time.
     pub tenants_max: usize,
+    /// Memory files of VMs have to have all of their pages.
+    pub preallocated_memory: bool,
 }
 
 impl Default for HostConfig {
@@ -69,6 +73,7 @@ impl Default for HostConfig {
             gpu_memory_bytes: 64 << 20,
             channels: 64,
             tenants_max: 256,
+            preallocated_memory: false,
         }
     }
 }
@@ -91,6 +96,7 @@ pub(super) struct State {
     pub(super) tenants: BTreeMap<TenantId, Tenant>,
     /// What an operator set, by name.
     pub(super) settings: BTreeMap<String, Settings>,
+    pub(super) described: Described,
     /// Which account each tenant belongs to.
     pub(super) accounts: Accounts,
     /// Processes of tenants that are programs.
@@ -147,6 +153,7 @@ impl Host {
             truth: None,
             tenants: BTreeMap::new(),
             settings: BTreeMap::new(),
+            described: Described::default(),
             accounts: Accounts::default(),
             registry: Registry::default(),
             untracked: UntrackedLog::default(),
@@ -242,14 +249,15 @@ impl Host {
             self.tenant_snapshot(&state, now, (tenant, entry), faults)
         });
         if let (Some(gone), Some(last)) = (state.tenants.remove(&tenant), last) {
+            self.journal.vm("vm_left", &gone.name, &last.metadata);
             state.departed.add(self.gpu.now(), last);
-            self.journal.add("vm_left", &gone.name, None);
             log::info!("{tenant}, {}, has left", gone.name);
             let _ = state.mediation.remove(tenant, self.gpu.now());
             if let Some(memory) = &mut state.memory {
                 memory.remove(tenant);
             }
             state.registry.left(tenant);
+            state.described.leave(tenant);
             state.timings.forget(tenant);
             state.accounts.book.leave(&gone.name);
             let (account, left) = (gone.account.0, self.gpu.now());

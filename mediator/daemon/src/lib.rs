@@ -65,6 +65,7 @@ pub use error::{HostError, UserError, chain};
 pub use fronts::{FrontError, serve_fronts};
 pub use host::accounts::{AccountSnapshot, AccountsConfig, resolve, resolve_all};
 pub use host::debts::KeptDebt;
+pub use host::described::sent;
 pub use host::memory::Homecoming;
 pub use host::recorder::{LedgerConfig, LedgerHealth, LedgerStartError};
 pub use host::settings::{MemoryLimits, Settings, SettingsError};
