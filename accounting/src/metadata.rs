@@ -155,6 +155,24 @@ impl Metadata {
         &self.labels
     }
 
+    /// The same without labels.
+    #[must_use]
+    pub fn without_labels(&self) -> Self {
+        Self {
+            labels: BTreeMap::new(),
+            ..self.clone()
+        }
+    }
+
+    /// Bytes of the project and of the labels' keys and values.
+    pub fn bytes(&self) -> usize {
+        let labels = self
+            .labels
+            .iter()
+            .map(|(key, value)| key.len() + value.len());
+        self.project.as_ref().map_or(0, String::len) + labels.sum::<usize>()
+    }
+
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -294,6 +312,9 @@ mod tests {
         let full = Metadata::new(None, None, labels(&most)).unwrap();
         assert_eq!(brought.under(&full).labels(), full.labels());
         assert_eq!(brought.under(&Metadata::default()), brought);
+        assert_eq!(brought.bytes(), "a".len() + "k1".len() + "l2".len());
+        let bare = brought.without_labels();
+        assert!(bare.labels().is_empty() && bare.project() == Some("a"));
         assert!(Metadata::default().is_empty() && !brought.is_empty() && !full.is_empty());
     }
 }

@@ -7,7 +7,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use turnstile_abi::{Command, MAILBOX_ARGS};
 use turnstile_tests::decoders;
-use turnstile_vmm::wire::{FrameWriter, PROTOCOL, ToDaemon};
+use turnstile_vmm::wire::{FrameWriter, Metadata, PROTOCOL, ToDaemon};
 
 /// Runs of each decoder; a tenth for those that need a file or a connection.
 fn runs() -> u64 {
@@ -104,6 +104,7 @@ fn frames_of_a_vmm() {
         weight: Some(100),
         gpu_memory_bytes: None,
         regions: Vec::new(),
+        metadata: Metadata::default(),
     };
     let gate = ToDaemon::GateDone {
         channel: 1,

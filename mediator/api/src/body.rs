@@ -10,8 +10,8 @@ use serde_path_to_error::Segment;
 
 use super::problem::Problem;
 
-/// Bytes of a body at most; the largest that means something has a few hundred.
-pub(super) const BODY_BYTES_MAX: usize = 16 << 10;
+/// Bytes of a body at most: all labels at their limits fit, each character escaped.
+pub(super) const BODY_BYTES_MAX: usize = 32 << 10;
 
 /// Media type of a merge patch.
 /// SOURCE: RFC 7396, 4

@@ -33,6 +33,7 @@ mod limits;
 pub mod live;
 mod measured;
 pub(crate) mod meta;
+pub mod metadata;
 mod metrics;
 mod open_metrics;
 pub mod page;

@@ -14,6 +14,7 @@ use super::body::Whole;
 use super::etag::{expect, tagged_at};
 use super::gate::RequestId;
 use super::limits::check;
+use super::metadata::VmMetadata;
 use super::params::IfMatch;
 use super::problem::Problem;
 use super::vm::{Scheduling, Vm};
@@ -33,12 +34,16 @@ pub(super) struct Registration {
     /// Limits of its GPU memory.
     #[serde(default)]
     memory: Option<MemoryLimits>,
+    /// Instance id, project and labels; where unset, as it brings them.
+    #[serde(default)]
+    metadata: VmMetadata,
 }
 
 impl Registration {
     fn settings(&self) -> Result<Settings, Problem> {
         let mut settings = Settings {
             memory: self.memory.unwrap_or_default(),
+            metadata: self.metadata.clone().checked()?,
             ..Settings::default()
         };
         check(&settings.memory)?;
@@ -71,7 +76,7 @@ pub(super) async fn register(
         return Err(Problem::field("/name", NAME_RULE));
     }
     let wanted = registration.settings()?;
-    let before = shared.first().host.settings().get(&name).copied();
+    let known_before = shared.first().host.settings().contains_key(&name);
     let known = name.clone();
     let decide = move |_: Option<&Vm>, set: Option<Settings>| match set {
         None => Ok((Some(wanted), Ok(()))),
@@ -79,14 +84,14 @@ pub(super) async fn register(
         _ => Err(Problem::new(
             StatusCode::CONFLICT,
             format!(
-                "{known} is known, and other things are set of it; change its scheduling and memory"
+                "{known} is known, and other things are set of it; change its scheduling, memory and metadata"
             ),
         )),
     };
     let write = Write::new(caller, id, "vm", name.clone());
     let vm = shared.write(write, decide).await?;
     let place = format!("/v1/vms/{name}");
-    Ok(tagged_at(&place, before.is_none(), &vm))
+    Ok(tagged_at(&place, !known_before, &vm))
 }
 
 /// Removes the settings of a tenant that is not connected.

@@ -13,8 +13,8 @@ use utoipa_axum::routes;
 use super::pages;
 use super::problem::{FieldError, Problem};
 use super::{
-    Refused, Shared, accounts, events, exposition, gate, gpus, limits, live, meta, registry, usage,
-    vms,
+    Refused, Shared, accounts, events, exposition, gate, gpus, limits, live, meta, metadata,
+    registry, usage, vms,
 };
 
 #[derive(utoipa::OpenApi)]
@@ -56,6 +56,7 @@ fn routes() -> OpenApiRouter<Arc<Shared>> {
         .routes(routes!(live::history))
         .routes(routes!(live::stream))
         .routes(routes!(limits::get, limits::put, limits::patch))
+        .routes(routes!(metadata::get, metadata::put, metadata::patch))
         .routes(routes!(events::list))
         .routes(routes!(events::follow))
         .routes(routes!(usage::sums))

@@ -190,7 +190,7 @@ mod tests {
                 cap: Cap::new(Nanos(5_000), Nanos(9_000)).ok(),
                 ..Settings::default()
             };
-            kept.tenants.insert("a".to_owned(), set);
+            kept.tenants.insert("a".to_owned(), set.clone());
             let entry = Entry {
                 patterns: vec!["a*".parse().unwrap()],
                 cap: set.cap,

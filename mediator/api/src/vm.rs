@@ -9,6 +9,7 @@ use utoipa::ToSchema;
 
 use super::Shared;
 use super::body::Patch;
+use super::metadata::VmMetadata;
 use super::problem::Problem;
 use turnstile_daemon::limits::Amount;
 use turnstile_daemon::{MemoryLimits, MemorySnapshot, Settings, TenantKind, TenantSnapshot};
@@ -121,6 +122,9 @@ pub struct Vm {
     pub admitted: Option<bool>,
     /// What it used since it connected.
     pub usage: Option<VmUsage>,
+    /// Instance id, project and labels in force.
+    #[serde(default)]
+    pub metadata: VmMetadata,
     /// Limits of its GPU memory, as they were set.
     pub limits: MemoryLimits,
     /// Where its memory is; null where memory does not move.
@@ -226,6 +230,7 @@ fn connected(
             doorbells_trapped: tenant.doorbells_trapped,
             gate_moves: tenant.gate_moves,
         }),
+        metadata: VmMetadata::of(&tenant.metadata),
         limits,
         memory: tenant.memory.map(residence),
         held: None,
@@ -245,6 +250,7 @@ fn absent(name: &str, settings: &Settings, default: Weight, account: Option<Stri
         entitled_ratio: None,
         admitted: None,
         usage: None,
+        metadata: VmMetadata::of(&settings.metadata),
         limits: settings.memory,
         memory: None,
         held: None,
@@ -269,8 +275,9 @@ impl Shared {
             let entitled: BTreeMap<u32, f64> = rows.map(|row| (row.tenant, row.entitled)).collect();
             for tenant in &seen.snapshots.get().tenants {
                 let entitled = entitled.get(&tenant.tenant.0).copied();
-                let set = settings.get(&tenant.name).copied().unwrap_or_default();
-                let vm = connected(&seen.identity.gpu, tenant, entitled, set.memory);
+                let set = settings.get(&tenant.name);
+                let limits = set.map(|set| set.memory).unwrap_or_default();
+                let vm = connected(&seen.identity.gpu, tenant, entitled, limits);
                 vms.insert(tenant.name.clone(), vm);
             }
         }

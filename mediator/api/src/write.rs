@@ -137,8 +137,8 @@ impl Shared {
         let name = &write.name;
         let mut kept = self.kept();
         let vm = self.vm(name).ok();
-        let before = kept.tenants.get(name).copied();
-        let (wanted, meant) = decide(vm.as_ref(), before)?;
+        let before = kept.tenants.get(name).cloned();
+        let (wanted, meant) = decide(vm.as_ref(), before.clone())?;
         self.fleet.check_settings(name, wanted.as_ref())?;
         meant?;
         // A tenant that is forgotten gives its name back, whether something is set of it or not.
@@ -150,7 +150,7 @@ impl Shared {
         if let (Some(account), Value::Null) = (&freed, &audit.change.old) {
             audit.change.old = serde_json::json!({ "account": account });
         }
-        match wanted {
+        match wanted.clone() {
             Some(settings) => kept.tenants.insert(name.clone(), settings),
             None => kept.tenants.remove(name),
         };

@@ -24,6 +24,7 @@ mod exit;
 mod finding;
 mod gpu;
 mod gpus;
+mod identity;
 mod lab;
 #[cfg(feature = "nvidia")]
 mod launch;

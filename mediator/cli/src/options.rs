@@ -188,7 +188,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FOLDER")]
     vfio_user: Option<PathBuf>,
     /// A VM of a stock VMM; may be repeated
-    #[arg(long, value_name = "NAME[:WEIGHT]")]
+    #[arg(long, value_name = "NAME[:WEIGHT][,label=KEY=VALUE]")]
     vfio_user_vm: Vec<FrontVm>,
     /// How doorbell writes of their guests reach the daemon; trapped by default
     #[arg(long, value_enum)]

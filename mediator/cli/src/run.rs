@@ -5,6 +5,7 @@ use std::fs::OpenOptions;
 use std::path::PathBuf;
 
 use crate::exit;
+use crate::identity::{Identity, tenant_name};
 use crate::launch::isolated::Isolation;
 use crate::launch::{self, Launch, LaunchError, Learn, Report};
 use anyhow::Context;
@@ -15,11 +16,13 @@ use turnstile_host::run_folder;
 #[derive(clap::Args, Debug)]
 pub(crate) struct Joins {
     /// Name of the tenant; the command's and a number, or that of the VM's socket, if absent
-    #[arg(long)]
+    #[arg(long, value_parser = tenant_name)]
     name: Option<String>,
     /// Its weight, 1 to 10000; the daemon's default if absent
     #[arg(long)]
     weight: Option<u32>,
+    #[command(flatten)]
+    identity: Identity,
     /// The daemon's socket; that of this user's own daemon, else /run/turnstile/vmm.sock
     #[arg(long, default_value_os_t = run_folder::find(run_folder::VMM), hide_default_value = true)]
     socket: PathBuf,
@@ -45,6 +48,7 @@ impl Joins {
             socket: self.socket,
             name: self.name.or(own_name),
             weight: self.weight,
+            metadata: self.identity.sent()?,
             memory_max_bytes,
             memory_min_bytes,
             memory_high_bytes,

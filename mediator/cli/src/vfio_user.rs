@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use turnstile_daemon::config::{DoorbellKind, FrontVm};
-use turnstile_daemon::serve_fronts;
+use turnstile_daemon::{sent, serve_fronts};
 use turnstile_host::run_folder;
 use turnstile_policies::Weight;
 use turnstile_vmm::front::{Doorbells, Front, FrontConfig};
@@ -20,7 +20,11 @@ pub(crate) struct Args {
     #[arg(long)]
     folder: PathBuf,
     /// A VM; may be repeated
-    #[arg(long = "vm", value_name = "NAME[:WEIGHT]", required = true)]
+    #[arg(
+        long = "vm",
+        value_name = "NAME[:WEIGHT][,label=KEY=VALUE]",
+        required = true
+    )]
     vms: Vec<FrontVm>,
     /// How doorbell writes of their guests come
     #[arg(long, value_enum, default_value_t)]
@@ -39,6 +43,7 @@ pub(crate) fn serve(
         daemon: daemon.to_owned(),
         weight: vm.weight.map(Weight::get),
         gpu_memory_bytes: None,
+        metadata: sent(&vm.metadata),
         doorbells: match doorbells {
             DoorbellKind::Trapped => Doorbells::Trapped,
             DoorbellKind::Mapped => Doorbells::Mapped,

@@ -1,17 +1,20 @@
 //! `turnstile vm`: tenants of a running daemon, and what is set of them.
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::str::FromStr;
 
 use clap::Subcommand;
 use serde_json::{Map, Value, json};
 use turnstile_api::client::ClientError;
+use turnstile_api::metadata::VmMetadata;
 use turnstile_api::vm::Vm;
 
 use turnstile_figures::columns::table;
 use turnstile_policies::{Cap, Weight};
 
 use super::admin::{Admin, escaped};
+use super::identity::label;
 
 /// Arguments of `vm`.
 #[derive(clap::Args, Debug)]
@@ -65,9 +68,26 @@ struct SetArgs {
     /// GPU memory that it may allocate, in MiB, or max for what it brought
     #[arg(long, value_name = "MIB")]
     memory_max: Option<Mib>,
+    /// UUID of its instance; an empty text for what it brought
+    #[arg(long, value_name = "UUID")]
+    instance_id: Option<String>,
+    /// Its project; an empty text for what it brought
+    #[arg(long)]
+    project: Option<String>,
+    /// A label; KEY- for what it brought. May be repeated
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label_change)]
+    labels: Vec<(String, Option<String>)>,
     /// Also if it has not connected yet
     #[arg(long)]
     expect: bool,
+}
+
+/// A label as an argument: set, or unset.
+fn label_change(text: &str) -> Result<(String, Option<String>), String> {
+    match text.strip_suffix('-') {
+        Some(key) if !text.contains('=') => Ok((key.to_owned(), None)),
+        _ => label(text).map(|(key, value)| (key, Some(value))),
+    }
 }
 
 /// Memory in MiB, or no bound.
@@ -134,6 +154,28 @@ impl SetArgs {
         changes
     }
 
+    /// The changes to instance id, project and labels.
+    fn metadata(&self) -> Map<String, Value> {
+        let texts = [
+            ("instance_id", &self.instance_id),
+            ("project", &self.project),
+        ];
+        let set = |(name, text): (&str, &Option<String>)| {
+            let text = text.as_ref()?;
+            Some((
+                name.to_owned(),
+                json!(Some(text).filter(|text| !text.is_empty())),
+            ))
+        };
+        let mut changes: Map<String, Value> = texts.into_iter().filter_map(set).collect();
+        let labels = self.labels.iter().cloned();
+        let labels: BTreeMap<String, Option<String>> = labels.collect();
+        if !labels.is_empty() {
+            changes.insert("labels".into(), json!(labels));
+        }
+        changes
+    }
+
     /// The changes to how it is scheduled.
     fn scheduling(&self) -> Map<String, Value> {
         let mut changes = Map::new();
@@ -184,10 +226,14 @@ fn path(name: &str, below: &str) -> String {
 
 fn run_set(admin: &Admin, args: &SetArgs) -> Result<(), ClientError> {
     let name = &args.name;
-    let parts = [("scheduling", args.scheduling()), ("memory", args.memory())];
+    let parts = [
+        ("scheduling", args.scheduling()),
+        ("memory", args.memory()),
+        ("metadata", args.metadata()),
+    ];
     if parts.iter().all(|(_, changes)| changes.is_empty()) {
         return Err(nothing_to_set(
-            "--weight, --quota, --latency-target, --memory-max",
+            "--weight, --quota, --latency-target, --memory-max, --label",
         ));
     }
     for (part, changes) in parts {
@@ -239,6 +285,21 @@ pub(super) fn cap(quota_us: Option<u64>, period_us: Option<u64>) -> String {
     }
 }
 
+/// Labels as KEY=VALUE, with commas between them, and the instance id as one of them.
+fn labels(metadata: &VmMetadata) -> String {
+    let id = metadata
+        .instance_id
+        .iter()
+        .map(|id| format!("instance-id={id}"));
+    let labels = metadata.labels.iter();
+    let labels = labels.map(|(key, value)| format!("{key}={}", value.escape_debug()));
+    let all: Vec<String> = id.chain(labels).collect();
+    match all.len() {
+        0 => "-".into(),
+        _ => all.join(","),
+    }
+}
+
 fn show(vms: &[Vm]) {
     let absent = || "-".to_owned();
     let rows: Vec<Vec<String>> = vms
@@ -275,6 +336,8 @@ fn show(vms: &[Vm]) {
                 vm.usage
                     .map_or_else(absent, |usage| gigabytes(usage.copy_bytes)),
                 vm.usage.map_or_else(absent, |usage| seconds(usage.held_ns)),
+                vm.metadata.project.clone().unwrap_or_else(absent),
+                labels(&vm.metadata),
             ]
         })
         .collect();
@@ -295,6 +358,8 @@ fn show(vms: &[Vm]) {
         "COPY-SEC",
         "COPY-GB",
         "HELD-SEC",
+        "PROJECT",
+        "LABELS",
     ];
     table(&head, &rows);
 }
@@ -310,6 +375,15 @@ mod tests {
         for text in ["", "25", "101%", "-1%", "NaN%", "%"] {
             assert!(quota(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn labels_are_set_and_unset() {
+        let set = |key: &str, value: &str| Ok((key.into(), Some(value.into())));
+        assert_eq!(label_change("a=b=c-"), set("a", "b=c-"));
+        assert_eq!(label_change("a="), set("a", ""));
+        assert_eq!(label_change("a-"), Ok(("a".into(), None)));
+        assert!(label_change("a").is_err());
     }
 
     #[test]

@@ -13,6 +13,7 @@ use turnstile_images::{Load, Outcome, Report, Workload};
 use turnstile_vmm::vmm::{self, VmConfig, VmEnd, VmError, VmHandle, VmReport};
 
 use super::exit::{Ended, Exit};
+use super::identity::{Identity, tenant_name};
 use super::report::GuestReport;
 
 /// Longest time that a guest may take to end after its stop request.
@@ -44,7 +45,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_os_t = run_folder::find(run_folder::VMM), hide_default_value = true)]
     socket: PathBuf,
     /// Name of the VM
-    #[arg(long)]
+    #[arg(long, value_parser = tenant_name)]
     name: String,
     /// Its weight, 1 to 10000
     #[arg(long)]
@@ -52,6 +53,11 @@ pub(crate) struct Args {
     /// GPU memory that it may own, in MiB; without it, as much as the daemon gives by default
     #[arg(long)]
     gpu_memory_mib: Option<u32>,
+    #[command(flatten)]
+    identity: Identity,
+    /// Allocate all guest memory first, so that it is charged to the control group of this process
+    #[arg(long)]
+    prealloc: bool,
     /// Have every doorbell write at a closed gate exit the guest and be counted, not only the
     /// first; each costs an exit
     #[arg(long)]
@@ -177,6 +183,8 @@ fn start(args: &Args) -> anyhow::Result<VmHandle> {
     let config = VmConfig {
         weight: args.weight,
         gpu_memory_bytes: args.gpu_memory_mib.map(|mib| u64::from(mib) << 20),
+        metadata: args.identity.sent()?,
+        prealloc: args.prealloc,
         guest_elf: turnstile_images::GUEST_ELF.to_vec(),
         args: workload.encode().to_vec(),
         files: turnstile_images::files(),

@@ -11,17 +11,19 @@ use std::time::Instant;
 use rustix::event::{EventfdFlags, eventfd};
 use turnstile_abi::regs::features;
 use turnstile_abi::{CHUNK_BYTES, pci};
-use turnstile_accounting::{AccountId, TenantId};
+use turnstile_accounting::{AccountId, Metadata, TenantId};
 use turnstile_policies::{Membership, Weight};
 use turnstile_vmm::wire::{FrameWriter, PROTOCOL, ToDaemon, ToVmm};
 
 use super::error::HostError;
+use super::host::described::checked;
 use super::host::dma::MemoryDesk;
 use super::host::mailbox::Mailbox;
 use super::host::peer::{Kind, Peer, Tenant, Vm};
 use super::host::settings::Brought;
 use super::host::{Host, State, refuse};
 use crate::accounts::Claim;
+use crate::journal::Journal;
 use crate::limits::{Holder, Limits, Resource, is_trusted};
 use crate::names::{NAME_BYTES_MAX, is_tenant_name};
 use crate::tenant::gates::GateBook;
@@ -94,11 +96,13 @@ impl Host {
             weight,
             gpu_memory_bytes,
             regions,
+            metadata,
         } = hello
         else {
             return Err(HostError::NoHello);
         };
         let weight = self.permitted(protocol, &name, weight)?;
+        let metadata = checked(metadata)?;
         let memory_bytes = gpu_memory_bytes.unwrap_or(self.config.gpu_memory_bytes);
         let max = self.gpu.capabilities().memory_bytes;
         if memory_bytes == 0 || memory_bytes > max || !memory_bytes.is_multiple_of(CHUNK_BYTES) {
@@ -214,7 +218,7 @@ impl Host {
             min_bytes: 0,
             high_bytes: None,
         };
-        self.journal().add("vm_connected", &name, None);
+        state.connects(self.journal(), tenant, &name, metadata);
         let entry = Tenant {
             account: state.accounts.of(&name),
             name,
@@ -254,6 +258,19 @@ impl Host {
 }
 
 impl State {
+    /// A tenant connects with what it brought.
+    pub(super) fn connects(
+        &mut self,
+        journal: &Journal,
+        tenant: TenantId,
+        name: &str,
+        brought: Metadata,
+    ) {
+        let set = self.set_of(name).metadata;
+        self.described.connect(tenant, brought, &set);
+        journal.vm("vm_connected", name, self.described.of(tenant));
+    }
+
     /// Admits a tenant after the GPU has; settings of its name apply to it.
     pub(super) fn insert(
         &mut self,

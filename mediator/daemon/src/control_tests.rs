@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread::{self, JoinHandle};
 
-use turnstile_vmm::wire::{FrameWriter, PROTOCOL, Read, ToDaemon, ToVmm};
+use turnstile_vmm::wire::{FrameWriter, Metadata, PROTOCOL, Read, ToDaemon, ToVmm};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK};
 
 use super::*;
@@ -103,6 +103,7 @@ fn vm_beyond_the_limit_of_starting_sessions_is_refused_with_a_reason() {
         weight: None,
         gpu_memory_bytes: None,
         regions: Vec::new(),
+        metadata: Metadata::default(),
     };
     writer.push(&hello, Vec::new()).unwrap();
     writer.flush(&stream).unwrap();

@@ -42,6 +42,9 @@ pub enum HostError {
         /// The name.
         name: String,
     },
+    /// Not usable metadata.
+    #[error("The tenant is refused for its metadata")]
+    Metadata(#[from] turnstile_accounting::MetadataError),
     /// Two tenants of one name.
     #[error("A tenant named {name} is connected already; choose another --name")]
     NameTaken {

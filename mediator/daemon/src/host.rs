@@ -7,6 +7,7 @@ pub(crate) mod accounts;
 mod bench;
 pub(crate) mod debts;
 mod departed;
+pub(crate) mod described;
 pub(crate) mod dma;
 pub(crate) mod mailbox;
 pub(crate) mod memory;
@@ -33,6 +34,7 @@ use turnstile_vmm::wire::{FrameWriter, ToVmm};
 use uuid::Uuid;
 
 use self::accounts::Accounts;
+use self::described::Described;
 use self::mailbox::Letter;
 use self::memory::Memory;
 use self::peer::Tenant;
@@ -64,6 +66,8 @@ pub struct HostConfig {
     pub channels: u32,
     /// Tenants at a time.
     pub tenants_max: usize,
+    /// Memory files of VMs have to have all of their pages.
+    pub preallocated_memory: bool,
 }
 
 impl Default for HostConfig {
@@ -75,6 +79,7 @@ impl Default for HostConfig {
             gpu_memory_bytes: 64 << 20,
             channels: 64,
             tenants_max: 256,
+            preallocated_memory: false,
         }
     }
 }
@@ -97,6 +102,7 @@ pub(super) struct State {
     pub(super) tenants: BTreeMap<TenantId, Tenant>,
     /// What an operator set, by name.
     pub(super) settings: BTreeMap<String, Settings>,
+    pub(super) described: Described,
     /// Which account each tenant belongs to.
     pub(super) accounts: Accounts,
     /// Processes of tenants that are programs.
@@ -162,6 +168,7 @@ impl Host {
             truth: None,
             tenants: BTreeMap::new(),
             settings: BTreeMap::new(),
+            described: Described::default(),
             accounts: Accounts::default(),
             registry: Registry::default(),
             untracked: UntrackedLog::default(),
@@ -260,14 +267,17 @@ impl Host {
             self.tenant_snapshot(&state, now, (tenant, entry), faults)
         });
         if let (Some(gone), Some(last)) = (state.tenants.remove(&tenant), last) {
+            self.common
+                .journal
+                .vm("vm_left", &gone.name, &last.metadata);
             state.departed.add(self.gpu.now(), last);
-            self.common.journal.add("vm_left", &gone.name, None);
             log::info!("{tenant}, {}, has left", gone.name);
             let _ = state.mediation.remove(tenant, self.gpu.now());
             if let Some(memory) = &mut state.memory {
                 memory.remove(tenant);
             }
             state.registry.left(tenant);
+            state.described.leave(tenant);
             state.timings.forget(tenant);
             state.accounts.book.leave(&gone.name);
             let (account, left) = (gone.account.0, self.gpu.now());

@@ -6,6 +6,7 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
+use turnstile_accounting::Metadata;
 use turnstile_accounting::export::show_time;
 use turnstile_accounting::record::UnixNanos;
 use utoipa::ToSchema;
@@ -13,6 +14,9 @@ use uuid::Uuid;
 
 /// Events kept. Tenants cause them, so the oldest are dropped.
 const KEPT: usize = 4_096;
+
+/// Bytes of metadata in the events that are kept, likewise: 2 KiB of each event on average.
+const BYTES_MAX: usize = 8 << 20;
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -26,6 +30,10 @@ pub struct Event {
     pub kind: String,
     /// Name of the tenant; of `account_set`, of the account; of the GPU's events, empty.
     pub vm: String,
+    /// Of `vm_connected` and `vm_left`: instance id, project and labels, if the tenant has any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    pub metadata: Option<Arc<Metadata>>,
     /// Of a change: its author, its request, and what was set before and is now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub change: Option<Changed>,
@@ -41,7 +49,7 @@ pub struct Changed {
     pub by: String,
     /// Number of the request.
     pub request: Uuid,
-    /// Which part: `scheduling`, `memory`, `vm`, `account`.
+    /// Which part: `scheduling`, `memory`, `metadata`, `vm`, `account`.
     pub part: String,
     /// What was set before; null if nothing was.
     pub old: serde_json::Value,
@@ -49,9 +57,32 @@ pub struct Changed {
     pub new: serde_json::Value,
 }
 
+impl Event {
+    /// One that happened now, not numbered yet.
+    fn of(kind: &str, vm: String) -> Self {
+        Self {
+            seq: 0,
+            at: show_time(calendar()),
+            kind: kind.to_owned(),
+            vm,
+            metadata: None,
+            change: None,
+            reason: None,
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.metadata
+            .as_ref()
+            .map_or(0, |metadata| metadata.bytes())
+    }
+}
+
 #[derive(Debug, Default)]
 struct Ring {
     events: VecDeque<Arc<Event>>,
+    /// Bytes of their metadata.
+    bytes: usize,
     last: u64,
 }
 
@@ -75,29 +106,42 @@ impl Default for Journal {
 impl Journal {
     /// Takes an event down.
     pub(crate) fn add(&self, kind: &str, vm: &str, change: Option<Changed>) {
-        self.push(kind, vm, change, None);
+        let vm = vm.to_owned();
+        self.push(Event {
+            change,
+            ..Event::of(kind, vm)
+        });
+    }
+
+    /// Takes an event of a tenant with these metadata down.
+    pub(crate) fn vm(&self, kind: &str, vm: &str, metadata: &Arc<Metadata>) {
+        let metadata = Some(metadata.clone()).filter(|metadata| !metadata.is_empty());
+        self.push(Event {
+            metadata,
+            ..Event::of(kind, vm.to_owned())
+        });
     }
 
     /// Takes an event of the GPU down.
     pub(crate) fn tell(&self, kind: &str, reason: &str) {
-        self.push(kind, "", None, Some(reason.to_owned()));
+        self.push(Event {
+            reason: Some(reason.to_owned()),
+            ..Event::of(kind, String::new())
+        });
     }
 
-    fn push(&self, kind: &str, vm: &str, change: Option<Changed>, reason: Option<String>) {
+    fn push(&self, event: Event) {
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         ring.last += 1;
-        let event = Event {
-            seq: ring.last,
-            at: show_time(calendar()),
-            kind: kind.to_owned(),
-            vm: vm.to_owned(),
-            change,
-            reason,
-        };
-        if ring.events.len() == KEPT {
-            ring.events.pop_front();
+        let seq = ring.last;
+        ring.bytes += event.bytes();
+        ring.events.push_back(Arc::new(Event { seq, ..event }));
+        while ring.events.len() > KEPT || ring.bytes > BYTES_MAX {
+            let Some(oldest) = ring.events.pop_front() else {
+                break;
+            };
+            ring.bytes -= oldest.bytes();
         }
-        ring.events.push_back(Arc::new(event));
         self.bell.send_replace(ring.last);
     }
 
@@ -155,5 +199,25 @@ mod tests {
         assert!(journal.after(journal.last(), 2).0.is_empty());
         assert_eq!(journal.seen(journal.last()), journal.last());
         assert_eq!(journal.seen(journal.last() + 5), 0, "of a run before");
+    }
+
+    #[test]
+    fn metadata_of_kept_events_are_bounded_in_bytes() {
+        let label = |n: u32| (format!("{n:063}"), "x".repeat(253));
+        let most = Metadata::new(None, None, (0..32).map(label).collect());
+        let most = Arc::new(most.unwrap());
+        let journal = Journal::default();
+        for number in 0..KEPT {
+            journal.vm("vm_connected", &number.to_string(), &most);
+        }
+        let (events, _) = journal.after(0, KEPT);
+        assert_eq!(events.len(), BYTES_MAX / most.bytes(), "the last ones");
+        assert_eq!(events.last().unwrap().seq, KEPT as u64);
+        assert_eq!(events[0].metadata.as_ref(), Some(&most));
+        for number in 0..KEPT {
+            journal.vm("vm_connected", &number.to_string(), &Arc::default());
+        }
+        let (events, _) = journal.after(0, KEPT + 1);
+        assert_eq!(events.len(), KEPT, "the bytes are free again");
     }
 }

@@ -67,6 +67,7 @@ pub use fleet::{Fleet, Member, PlacementError};
 pub use fronts::{FrontError, serve_fronts};
 pub use host::accounts::{AccountSnapshot, AccountsConfig, resolve, resolve_all};
 pub use host::debts::KeptDebt;
+pub use host::described::sent;
 pub use host::memory::Homecoming;
 pub use host::recorder::{LedgerConfig, LedgerHealth, LedgerStartError, SharedStore};
 pub use host::settings::{MemoryLimits, Settings, SettingsError};

@@ -8,6 +8,7 @@ use turnstile_accounting::TenantId;
 use turnstile_vmm::wire::{CHANGES_MAX, FrameWriter, ObjectChange, ToDaemon, ToVmm, peer_pid};
 
 use super::error::HostError;
+use super::host::described::checked;
 use super::host::peer::{Kind, Peer, Tenant};
 use super::host::settings::Brought;
 use super::host::{Host, State, refuse};
@@ -49,11 +50,13 @@ impl Host {
             movable,
             memory_min_bytes,
             memory_high_bytes,
+            metadata,
         } = program
         else {
             return Err(HostError::NoHello);
         };
         let weight = self.permitted(protocol, &name, weight)?;
+        let metadata = checked(metadata)?;
         let pid = peer_pid(stream).map_err(HostError::Peer)?;
         let root = Identity::of(pid).ok_or_else(|| HostError::Peer(gone()))?;
         let stream = stream.try_clone().map_err(HostError::Host)?;
@@ -115,7 +118,7 @@ impl Host {
         }
         let writer = std::mem::take(writer);
         let peer = Peer { stream, writer };
-        self.journal().add("vm_connected", &name, None);
+        state.connects(self.journal(), tenant, &name, metadata);
         let entry = Tenant {
             account: state.accounts.of(&name),
             name: name.clone(),

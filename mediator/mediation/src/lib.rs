@@ -425,11 +425,13 @@ impl Mediation {
     /// A doorbell write trapped, at a watched or a closed gate of this tenant.
     pub fn woke(&mut self, tenant: TenantId, now: Moment) -> Option<GateOrder> {
         let standing = self.tenants.get_mut(&tenant)?;
-        standing.idle_from = None;
         if self.control == Control::Holds {
-            // The GPU reports what work it is.
+            // The GPU reports what work it is. It may have finished it already, or there was none:
+            // then the gates are watched again, unless more follows.
+            standing.idle_from = (!standing.has_demand()).then_some(now);
             return self.move_gates(tenant, GateState::Open);
         }
+        standing.idle_from = None;
         standing.kept |= standing.gates == GateState::Closed;
         standing.note_wanting(now);
         let decision = self.scheduled.first_mut()?.policy.woke(tenant, now).ok()?;

@@ -143,6 +143,60 @@ fn an_idle_tenant_is_watched_and_opens_when_it_wakes() {
     assert_eq!(bench.mediation.woke(A, bench.at), None, "it stands open");
 }
 
+/// The GPU reports demand; its report of finished work may precede the report of the doorbell.
+#[test]
+fn doorbell_without_work_that_lasts_leaves_no_gate_open() {
+    let row = policy_by_name("dfq").unwrap();
+    let gpu = Capabilities {
+        time_slices: false,
+        ..SLICING
+    };
+    let mut mediation = Mediation::for_gpu(row, &Tuning::default(), &gpu);
+    let membership = Membership {
+        account: AccountId(0),
+        name: "vm",
+    };
+    let added = mediation.add(A, membership, TenantParams::default(), Moment(0));
+    added.unwrap();
+    let mut meter = EventMeter::new([COMPUTE]);
+    let demand = |ms: u64, demand| DemandEvent {
+        at: Moment(0) + Nanos::from_ms(ms),
+        tenant: A,
+        engine: COMPUTE,
+        demand,
+    };
+    let mut ends = |mediation: &mut Mediation, ms: u64| {
+        let from = Moment(0) + Nanos::from_ms(ms);
+        let usage = meter.close(Window::starting(from, PERIOD));
+        mediation.period_end(None, usage, &[]).unwrap();
+        mediation.gates(A)
+    };
+    mediation.observe(
+        &[],
+        &[demand(1, Demand::Queued), demand(2, Demand::Nothing)],
+    );
+    mediation.woke(A, demand(3, Demand::Nothing).at);
+    assert_eq!(ends(&mut mediation, 0), Some(GateState::Open));
+    assert_eq!(
+        ends(&mut mediation, 10),
+        Some(GateState::Open),
+        "17 ms later"
+    );
+    assert_eq!(ends(&mut mediation, 20), Some(GateState::Watched));
+    // Work that lasts keeps them open.
+    mediation.woke(A, demand(31, Demand::Queued).at);
+    mediation.observe(&[], &[demand(32, Demand::Queued)]);
+    for ms in [30, 40, 50, 60] {
+        assert_eq!(ends(&mut mediation, ms), Some(GateState::Open));
+    }
+    mediation.woke(A, demand(70, Demand::Queued).at);
+    assert_eq!(
+        ends(&mut mediation, 70),
+        Some(GateState::Open),
+        "of one that works"
+    );
+}
+
 #[test]
 fn a_usage_that_does_not_balance_charges_nothing() {
     let mut bench = Bench::new("dfq");

@@ -8,5 +8,6 @@ mod found;
 mod laws;
 mod load;
 mod patience;
+mod scale;
 mod shares;
 mod sim;

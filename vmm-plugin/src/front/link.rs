@@ -337,6 +337,7 @@ impl Session {
             gpu_memory_bytes: self.config.gpu_memory_bytes,
             memory: one_file.map(duplicate).transpose()?,
             regions,
+            metadata: self.config.metadata.clone(),
         };
         let (sender, mut receiver, mut welcome) = greet(greeting, self.vectors.own())?;
         welcome.identity.features &= !features::APERTURE;

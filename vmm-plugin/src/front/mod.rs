@@ -31,6 +31,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::vfio_user::serve;
+use crate::wire::Metadata;
 use device::Device;
 use link::Session;
 use log::Level;
@@ -58,6 +59,8 @@ pub struct FrontConfig {
     pub weight: Option<u32>,
     /// GPU memory that the VM may own; the daemon's default where absent.
     pub gpu_memory_bytes: Option<u64>,
+    /// Instance id, project and labels.
+    pub metadata: Metadata,
     /// How doorbell writes reach the gates.
     pub doorbells: Doorbells,
 }

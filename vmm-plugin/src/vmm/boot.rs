@@ -16,6 +16,7 @@ use super::{BLOB_BYTES_MAX, MEMORY_BYTES_MAX, MEMORY_BYTES_MIN, VmConfig, VmErro
 use crate::sys::fd::sealed_memory;
 use linux_loader::loader::KernelLoader;
 use linux_loader::loader::elf::Elf;
+use rustix::fs::{FallocateFlags, fallocate};
 use std::fs::File;
 use std::io::{self, Cursor};
 use std::sync::Arc;
@@ -70,6 +71,10 @@ impl GuestRam {
         }
         let file =
             sealed_memory(c"turnstile-guest", bytes).map_err(memory_error("guest memory"))?;
+        if config.prealloc {
+            fallocate(&file, FallocateFlags::empty(), 0, bytes)
+                .map_err(|errno| memory_error("guest memory")(errno.into()))?;
+        }
         let copy = file.try_clone().map_err(memory_error("guest memory"))?;
         let range = (
             GuestAddress(0),

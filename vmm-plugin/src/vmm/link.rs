@@ -96,6 +96,7 @@ pub(crate) struct Greeting<'a> {
     /// The file of its memory; absent if it follows later.
     pub(crate) memory: Option<OwnedFd>,
     pub(crate) regions: Vec<Region>,
+    pub(crate) metadata: wire::Metadata,
 }
 
 /// Introduces the VM to the daemon.
@@ -115,6 +116,7 @@ pub(super) fn connect(
             bytes: ram.bytes(),
             file_offset: 0,
         }],
+        metadata: config.metadata.clone(),
     };
     greet(greeting, interrupts)
 }
@@ -144,6 +146,7 @@ pub(crate) fn greet(
         weight: greeting.weight,
         gpu_memory_bytes: greeting.gpu_memory_bytes,
         regions: greeting.regions,
+        metadata: greeting.metadata,
     };
     wire::send(&stream, &hello, fds)?;
     let mut reader = FrameReader::new();

@@ -18,7 +18,7 @@ pub use self::core::{VmEnd, VmHandle, VmReport};
 pub use self::kvm::kvm_available;
 
 use crate::gate::PageMapError;
-use crate::wire::WireError;
+use crate::wire::{Metadata, WireError};
 use std::io;
 use std::path::PathBuf;
 
@@ -45,8 +45,13 @@ pub struct VmConfig {
     pub weight: Option<u32>,
     /// GPU memory that the VM may own; the daemon's default where absent.
     pub gpu_memory_bytes: Option<u64>,
+    /// Instance id, project and labels.
+    pub metadata: Metadata,
     /// Guest memory, a multiple of the page size.
     pub memory_bytes: u64,
+    /// Whether this process allocates all of it before it connects: then its pages are charged to
+    /// the control group of this process.
+    pub prealloc: bool,
     /// The guest program, a static ELF executable; not used by a native guest.
     pub guest_elf: Vec<u8>,
     /// The guest's arguments.
@@ -66,7 +71,9 @@ impl VmConfig {
             socket: socket.into(),
             weight: None,
             gpu_memory_bytes: None,
+            metadata: Metadata::default(),
             memory_bytes: 64 << 20,
+            prealloc: false,
             guest_elf: Vec::new(),
             args: Vec::new(),
             files: Vec::new(),

@@ -1,6 +1,8 @@
 use super::*;
 use crate::gate::GateState;
-use crate::wire::{CHANGES_MAX, ObjectChange, ProgramObject, ToDaemon, ToVmm, Userd};
+use crate::wire::{
+    CHANGES_MAX, Metadata, ObjectChange, ProgramObject, Region, ToDaemon, ToVmm, Userd,
+};
 use proptest::prelude::*;
 use std::fs::File;
 use std::io::Write;
@@ -171,6 +173,7 @@ fn launcher_messages_fit_a_frame_and_round_trip() {
         movable: true,
         memory_min_bytes: Some(u64::MAX),
         memory_high_bytes: None,
+        metadata: full(),
     };
     let pid = u32::MAX;
     let mut changes = vec![made; CHANGES_MAX];
@@ -209,4 +212,46 @@ proptest! {
         let mut reader = FrameReader::new();
         while let Ok(Read::Frame(_)) = reader.read::<ToVmm>(&b) {}
     }
+}
+
+/// Metadata at their limits, each character of a value escaped.
+fn full() -> Metadata {
+    let label = |n: u32| (format!("{n:063}"), "\"".repeat(253));
+    Metadata {
+        instance_id: Some("6f1c2a9e-0d7b-4c55-9b1e-2f8f6f0a1b2c".into()),
+        project: Some("\\".repeat(253)),
+        labels: (0..32).map(label).collect(),
+    }
+}
+
+/// Greetings of VMMs and launchers from before there were metadata, as they sent them.
+#[test]
+fn greetings_without_metadata_are_understood_and_sent_as_before() {
+    let hello = r#"{"type":"hello","protocol":2,"name":"a","weight":7,"gpu_memory_bytes":null,"regions":[]}"#;
+    let program =
+        r#"{"type":"program","protocol":2,"name":"a","weight":null,"memory_max_bytes":null}"#;
+    for text in [hello, program] {
+        let read: ToDaemon = serde_json::from_str(text).unwrap();
+        let (ToDaemon::Hello { metadata, .. } | ToDaemon::Program { metadata, .. }) = &read else {
+            panic!("{read:?}");
+        };
+        assert!(metadata.is_empty());
+        assert_eq!(serde_json::to_string(&read).unwrap(), text);
+    }
+    let longest = ToDaemon::Hello {
+        protocol: crate::wire::PROTOCOL,
+        name: "x".repeat(253),
+        weight: Some(10_000),
+        gpu_memory_bytes: Some(u64::MAX),
+        regions: vec![
+            Region {
+                gpa: u64::MAX,
+                bytes: u64::MAX,
+                file_offset: u64::MAX
+            };
+            32
+        ],
+        metadata: full(),
+    };
+    assert!(encode(&longest).is_ok());
 }

@@ -16,17 +16,20 @@
 //! receipt.
 
 mod frame;
+mod metadata;
 
 pub use crate::sys::scm::{peer_pid, peer_uid};
 pub use frame::{Frame, FrameReader, FrameWriter, Read, WireError, encode, send};
+
+pub use metadata::Metadata;
 
 use crate::gate::GateState;
 use serde::{Deserialize, Serialize};
 
 /// Version of this protocol; both sides refuse another.
 pub const PROTOCOL: u32 = 2;
-/// Longest frame, without its length.
-pub const FRAME_BYTES_MAX: usize = 16 << 10;
+/// Longest frame, without its length: all labels at their limits fit, each character escaped.
+pub const FRAME_BYTES_MAX: usize = 32 << 10;
 /// Most descriptors with one frame: guest memory and one eventfd per interrupt vector.
 pub(crate) const FRAME_FDS_MAX: usize = 1 + turnstile_abi::pci::VECTORS as usize;
 
@@ -119,6 +122,9 @@ pub enum ToDaemon {
         gpu_memory_bytes: Option<u64>,
         /// The guest memory.
         regions: Vec<Region>,
+        /// Instance id, project and labels.
+        #[serde(default, skip_serializing_if = "Metadata::is_empty")]
+        metadata: Metadata,
     },
     /// A request from the guest's mailbox; one at a time.
     Mailbox {
@@ -179,6 +185,9 @@ pub enum ToDaemon {
         /// Bytes above which its memory is moved first; no such bound where absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         memory_high_bytes: Option<u64>,
+        /// As in Hello.
+        #[serde(default, skip_serializing_if = "Metadata::is_empty")]
+        metadata: Metadata,
     },
     /// A process of the program has memory that can move. Descriptor: the connection of its
     /// library, of the protocol `turnstile-preload-wire`; the kernel reports the process at its

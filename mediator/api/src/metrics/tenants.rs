@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use prometheus::proto::{Metric, MetricFamily, MetricType};
-use turnstile_accounting::{Nanos, TenantId};
+use turnstile_accounting::{Metadata, Nanos, TenantId};
 
 use super::make::{family, lengths, metric};
 use turnstile_daemon::{HostSnapshot, TenantKind, TenantSnapshot};
@@ -166,6 +166,28 @@ fn snake(name: &str) -> String {
     text
 }
 
+/// Metadata as labels of a series. Characters that names of Prometheus lack are `_`; a name that
+/// then is not the first of its kind gets a number, as kube-state-metrics does it.
+fn described(metadata: &Metadata) -> Vec<(String, String)> {
+    let id = metadata.instance_id().map(|id| id.to_string());
+    let project = metadata.project().map(str::to_owned);
+    let known = [("instance_id", id), ("project", project)].into_iter();
+    let known = known.filter_map(|(name, value)| Some((name.to_owned(), value?)));
+    let mut all: Vec<(String, String)> = known.collect();
+    let mut taken = BTreeMap::<String, u32>::new();
+    for (key, value) in metadata.labels() {
+        let plain = key.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
+        let count = taken.entry(plain.clone()).or_default();
+        *count += 1;
+        let name = match count {
+            1 => format!("label_{plain}"),
+            more => format!("label_{plain}_conflict{more}"),
+        };
+        all.push((name, value.clone()));
+    }
+    all
+}
+
 /// All families of tenants; those without series are empty.
 pub(super) fn families(gpu: &str, host: &HostSnapshot, names: &Names) -> Vec<MetricFamily> {
     let unknown = String::new();
@@ -179,7 +201,7 @@ pub(super) fn families(gpu: &str, host: &HostSnapshot, names: &Names) -> Vec<Met
     };
     let mut all = vec![family(
         "turnstile_vm_info",
-        "The tenants.",
+        "The tenants, with instance id, project and labels; a label is label_KEY.",
         MetricType::GAUGE,
         each(&|t, vm| {
             let kind = match t.kind {
@@ -194,6 +216,9 @@ pub(super) fn families(gpu: &str, host: &HostSnapshot, names: &Names) -> Vec<Met
                 ("kind", kind),
                 ("account", account),
             ];
+            let metadata = described(&t.metadata);
+            let metadata = metadata.iter().map(|(name, value)| (&**name, &**value));
+            let labels: Vec<(&str, &str)> = labels.into_iter().chain(metadata).collect();
             vec![metric(MetricType::GAUGE, &labels, 1.0)]
         }),
     )];
@@ -258,6 +283,23 @@ pub(super) fn families(gpu: &str, host: &HostSnapshot, names: &Names) -> Vec<Met
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn labels_have_names_of_prometheus_and_none_is_twice() {
+        let labels = [("a.b", "1"), ("a/b", "2"), ("a_b", "3"), ("c", "")];
+        let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let metadata = Metadata::new(None, Some("p".into()), labels.into()).unwrap();
+        let expected = [
+            ("project", "p"),
+            ("label_a_b", "1"),
+            ("label_a_b_conflict2", "2"),
+            ("label_a_b_conflict3", "3"),
+            ("label_c", ""),
+        ];
+        let expected = expected.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        assert_eq!(described(&metadata), expected);
+        assert!(described(&Metadata::default()).is_empty());
+    }
 
     #[test]
     fn kinds_are_words() {

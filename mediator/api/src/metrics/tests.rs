@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
 use turnstile_abi::ErrorCode;
 use turnstile_accounting::ledger::{EngineSnapshot, EngineTotals};
-use turnstile_accounting::{AccountId, EngineId, Moment, Nanos, TenantId};
+use turnstile_accounting::{AccountId, EngineId, Metadata, Moment, Nanos, TenantId};
 
 use super::tenants::ROWS;
 use super::*;
@@ -51,6 +52,9 @@ pub(crate) fn host() -> HostSnapshot {
     busy.compute_ns = Nanos(1_512_250_000_000);
     busy.faults.insert(ErrorCode::PageFault, 2);
     busy.latency.observe(Nanos::from_us(7));
+    let labels = [("pod".to_owned(), "shop/\"web\"".to_owned())];
+    let metadata = Metadata::new(None, Some("shop".into()), labels.into());
+    busy.metadata = Arc::new(metadata.unwrap());
     HostSnapshot {
         gpu: BTreeMap::new(),
         at: Moment(2_000_000_000_000),

@@ -3,6 +3,8 @@
 //! Quantities have the names of the ledger. The handler makes these values, and the client of the
 //! command line reads them.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -22,6 +24,15 @@ pub struct TenantUsed {
     /// Name of its account; null in what was written before there were accounts.
     #[serde(default)]
     pub account: Option<String>,
+    /// Id of its instance, if it has one.
+    #[serde(default)]
+    pub instance_id: Option<Uuid>,
+    /// Its last project.
+    #[serde(default)]
+    pub project: Option<String>,
+    /// Its last labels.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
     /// Host.
     pub node: String,
     /// GPU.

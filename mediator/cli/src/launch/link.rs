@@ -274,7 +274,7 @@ mod tests {
     use rustix::event::{PollFd, Timespec, poll};
     use std::os::unix::net::UnixListener;
     use std::thread;
-    use turnstile_vmm::wire::PROTOCOL;
+    use turnstile_vmm::wire::{Metadata, PROTOCOL};
 
     /// TIMEOUT: what takes milliseconds, on a machine that does much else.
     const LIMIT: Duration = Duration::from_secs(20);
@@ -290,6 +290,7 @@ mod tests {
             movable: false,
             memory_min_bytes: None,
             memory_high_bytes: None,
+            metadata: Metadata::default(),
         }
     }
 

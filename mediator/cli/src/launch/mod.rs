@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 pub(crate) use keeper::serve as keep;
-use turnstile_vmm::wire::{PROTOCOL, ToDaemon, WireError};
+use turnstile_vmm::wire::{Metadata, PROTOCOL, ToDaemon, WireError};
 
 use door::Door;
 use isolated::{Device, Isolation};
@@ -56,6 +56,8 @@ pub(crate) enum Report {
         name: Option<String>,
         /// Weight; the daemon's default if absent.
         weight: Option<u32>,
+        /// Instance id, project and labels.
+        metadata: Metadata,
         /// GPU memory that it may have, as far as that can move; no limit of its own if absent.
         memory_max_bytes: Option<u64>,
         /// Bytes of it that are never taken from the program.
@@ -203,6 +205,7 @@ fn greet(
             socket,
             name,
             weight,
+            metadata,
             memory_max_bytes,
             memory_min_bytes,
             memory_high_bytes,
@@ -215,6 +218,7 @@ fn greet(
                 movable,
                 memory_min_bytes,
                 memory_high_bytes,
+                metadata,
             };
             (Some(Link::open(socket, greeting)?), None)
         }

@@ -25,6 +25,7 @@ fn host(config: &Config) -> anyhow::Result<HostConfig> {
         gpu_memory_bytes: config.memory.vm_mib << 20,
         channels: scheduling.channels_per_vm,
         tenants_max: scheduling.tenants_max,
+        preallocated_memory: config.safety.preallocated_memory,
     })
 }
 

@@ -7,6 +7,7 @@ mod common;
 #[path = "../../../api/tests/api/http.rs"]
 #[allow(dead_code, reason = "the API's own tests use the rest")]
 mod http;
+mod identity;
 mod reload;
 mod restart;
 mod running;

@@ -227,7 +227,7 @@ fn stored_settings_apply_before_the_api_starts_and_survive_a_patch() {
         ..Settings::default()
     };
     let config = DaemonConfig {
-        settings: BTreeMap::from([("a".to_owned(), set)]),
+        settings: BTreeMap::from([("a".to_owned(), set.clone())]),
         ..DaemonConfig::new(folder.join("vmm.sock"))
     };
     let soft = Arc::new(SoftGpu::new(SoftConfig::default()).unwrap());

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use turnstile_daemon::{Daemon, DaemonConfig, HostSnapshot, serve_fronts};
 use turnstile_soft::{SoftConfig, SoftGpu};
 use turnstile_vmm::front::{Doorbells, Front, FrontConfig};
+use turnstile_vmm::wire::Metadata;
 
 /// A daemon over a software GPU.
 ///
@@ -27,6 +28,7 @@ pub fn fronts(folder: &Path, vms: &[(&str, u32)], doorbells: Doorbells) -> Vec<F
         daemon: folder.join("vmm.sock"),
         weight: Some(*weight),
         gpu_memory_bytes: None,
+        metadata: Metadata::default(),
         doorbells,
     });
     serve_fronts(&folder.join("vm"), vms).unwrap()

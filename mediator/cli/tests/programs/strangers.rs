@@ -7,7 +7,8 @@ use std::process::{Child, Command};
 
 use rustix::process::{Pid, PidfdFlags, getppid, pidfd_open};
 use turnstile_vmm::wire::{
-    CHANGES_MAX, FrameReader, ObjectChange, PROTOCOL, ProgramObject, Read, ToDaemon, ToVmm, send,
+    CHANGES_MAX, FrameReader, Metadata, ObjectChange, PROTOCOL, ProgramObject, Read, ToDaemon,
+    ToVmm, send,
 };
 
 use super::{Bench, until};
@@ -34,6 +35,7 @@ impl Launcher {
                 movable: false,
                 memory_min_bytes: None,
                 memory_high_bytes: None,
+                metadata: Metadata::default(),
             },
             Vec::new(),
         );
@@ -146,6 +148,7 @@ fn launcher_that_breaks_the_protocol_is_disconnected() {
         movable: false,
         memory_min_bytes: None,
         memory_high_bytes: None,
+        metadata: Metadata::default(),
     };
     let rules: [Vec<(ToDaemon, Vec<OwnedFd>)>; 6] = [
         vec![(process(1), vec![])],
@@ -203,6 +206,7 @@ fn message_before_greeting_and_newer_protocol_are_refused() {
         movable: false,
         memory_min_bytes: None,
         memory_high_bytes: None,
+        metadata: Metadata::default(),
     };
     launcher.send(&newer, Vec::new());
     assert!(

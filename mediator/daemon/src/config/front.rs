@@ -1,10 +1,14 @@
-//! A VM of a stock VMM, as the configuration names it: `NAME[:WEIGHT][@ACCOUNT]`.
+//! A VM of a stock VMM, as the configuration names it:
+//! `NAME[:WEIGHT][@ACCOUNT][,instance-id=UUID][,project=NAME][,label=KEY=VALUE]`. A comma in a
+//! value is written twice.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+use turnstile_accounting::{Metadata, MetadataError};
 use turnstile_policies::Weight;
 
 use crate::{NAME_BYTES_MAX, NAME_RULE, is_tenant_name};
@@ -31,6 +35,8 @@ pub struct FrontVm {
     pub weight: Option<Weight>,
     /// Account; that of the daemon's user where absent.
     pub account: Option<String>,
+    /// Instance id, project and labels.
+    pub metadata: Metadata,
 }
 
 /// Why a text names no VM.
@@ -45,12 +51,54 @@ pub enum FrontVmError {
     /// The weight.
     #[error("{0:?} is no weight: 1 to 10000")]
     Weight(String),
+    /// A part after a comma.
+    #[error("{0:?} is none of instance-id=UUID, project=NAME and label=KEY=VALUE")]
+    Part(String),
+    /// Instance id, project or labels.
+    #[error(transparent)]
+    Metadata(#[from] MetadataError),
+}
+
+/// What stands between commas; two commas are one of the text.
+fn parts(text: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    let mut rest = text.chars().peekable();
+    while let Some(c) = rest.next() {
+        if c == ',' && rest.next_if_eq(&',').is_none() {
+            parts.push(String::new());
+        } else if let Some(part) = parts.last_mut() {
+            part.push(c);
+        }
+    }
+    parts
+}
+
+fn metadata(parts: impl Iterator<Item = String>) -> Result<Metadata, FrontVmError> {
+    let (mut instance, mut project, mut labels) = (None, None, BTreeMap::new());
+    for part in parts {
+        match part.split_once('=') {
+            Some(("instance-id", id)) => instance = Some(id.to_owned()),
+            Some(("project", name)) => project = Some(name.to_owned()),
+            Some(("label", label)) if label.contains('=') => {
+                let (key, value) = label.split_once('=').unwrap_or_default();
+                labels.insert(key.to_owned(), value.to_owned());
+            }
+            _ => {
+                let part = part.chars().take(NAME_BYTES_MAX).collect();
+                return Err(FrontVmError::Part(part));
+            }
+        }
+    }
+    Ok(Metadata::new(instance.as_deref(), project, labels)?)
 }
 
 impl FromStr for FrontVm {
     type Err = FrontVmError;
 
     fn from_str(text: &str) -> Result<Self, FrontVmError> {
+        let mut parts = parts(text).into_iter();
+        let first = parts.next().unwrap_or_default();
+        let (metadata, text) = (metadata(parts)?, first.as_str());
         let (text, account) = match text.split_once('@') {
             Some((text, account)) => (text, Some(account)),
             None => (text, None),
@@ -78,6 +126,7 @@ impl FromStr for FrontVm {
             name: name.to_owned(),
             weight: weight.transpose()?,
             account: account.map(str::to_owned),
+            metadata,
         })
     }
 }
@@ -96,10 +145,19 @@ impl fmt::Display for FrontVm {
         if let Some(weight) = self.weight {
             write!(f, ":{}", weight.get())?;
         }
-        match &self.account {
-            Some(account) => write!(f, "@{account}"),
-            None => Ok(()),
+        if let Some(account) = &self.account {
+            write!(f, "@{account}")?;
         }
+        if let Some(id) = self.metadata.instance_id() {
+            write!(f, ",instance-id={id}")?;
+        }
+        if let Some(project) = self.metadata.project() {
+            write!(f, ",project={}", project.replace(',', ",,"))?;
+        }
+        for (key, value) in self.metadata.labels() {
+            write!(f, ",label={key}={}", value.replace(',', ",,"))?;
+        }
+        Ok(())
     }
 }
 
@@ -115,11 +173,43 @@ mod tests {
 
     #[test]
     fn names_and_weights_are_checked() {
-        for text in ["a", "web-1.x_y:300", "A:1", "a@gold", "a:3@uid-7"] {
+        let id = "6f1c2a9e-0d7b-4c55-9b1e-2f8f6f0a1b2c";
+        let full = format!("a:3@gold,instance-id={id},project=a,,b = c,label=a/b=,label=c=d,,=@:");
+        let vm: FrontVm = full.parse().unwrap();
+        assert_eq!(vm.metadata.project(), Some("a,b = c"));
+        assert_eq!(vm.metadata.labels()["c"], "d,=@:");
+        for text in [
+            "a",
+            "web-1.x_y:300",
+            "A:1",
+            "a@gold",
+            "a:3@uid-7",
+            "a,label=b=c",
+            &full,
+        ] {
             assert_eq!(text.parse::<FrontVm>().unwrap().to_string(), text);
         }
         for text in [
-            "", ":3", "a/b", "..", ".a", "a:0", "a:10001", "a:x", "a:", "ä", "a@", "a@g/d", "a@b:3",
+            "",
+            ":3",
+            "a/b",
+            "..",
+            ".a",
+            "a:0",
+            "a:10001",
+            "a:x",
+            "a:",
+            "ä",
+            "a@",
+            "a@g/d",
+            "a@b:3",
+            "a,",
+            "a,b",
+            "a,label=b",
+            "a,label==b",
+            "a,project=",
+            "a,instance-id=7",
+            ",project=x",
         ] {
             assert!(text.parse::<FrontVm>().is_err(), "{text}");
         }

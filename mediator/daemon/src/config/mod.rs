@@ -320,6 +320,9 @@ pub struct SafetySection {
     pub landlock: bool,
     /// Whether the daemon keeps its initial capabilities. For an NVIDIA GPU it always does.
     pub keep_capabilities: bool,
+    /// Whether memory files of VMs have to have all of their pages: then none is charged to the
+    /// daemon's control group.
+    pub preallocated_memory: bool,
 }
 
 impl Default for SafetySection {
@@ -328,6 +331,7 @@ impl Default for SafetySection {
             seccomp: Seccomp::Enforce,
             landlock: true,
             keep_capabilities: false,
+            preallocated_memory: false,
         }
     }
 }

@@ -99,7 +99,7 @@ impl Fleet {
     ) -> Result<(), SettingsError> {
         self.check_settings(name, settings.as_ref())?;
         self.hosts()
-            .try_for_each(|host| host.set_settings(name, settings))
+            .try_for_each(|host| host.set_settings(name, settings.clone()))
     }
 
     /// Frees a tenant's name, unless it is connected.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rustix::event::{EventfdFlags, eventfd};
 use turnstile_accounting::TenantId;
 use turnstile_policies::Weight;
-use turnstile_vmm::wire::{FrameReader, PROTOCOL, Read, Region, ToDaemon, ToVmm};
+use turnstile_vmm::wire::{FrameReader, Metadata, PROTOCOL, Read, Region, ToDaemon, ToVmm};
 
 use super::*;
 use crate::HostConfig;
@@ -60,6 +60,7 @@ fn admit_with(
                 file_offset: 0,
             }],
         },
+        metadata: Metadata::default(),
     };
     let file = (memory_bytes > 0).then(|| memory_file("test", memory_bytes).unwrap().into());
     let vector: OwnedFd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();

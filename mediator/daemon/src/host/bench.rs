@@ -11,7 +11,7 @@ use turnstile_accounting::{
     Anomalies, EngineState, EngineUsage, Signals, SwitchEvent, TenantUsage, Usage, Window,
 };
 use turnstile_gpu::{Capabilities, ChannelActivity, Order};
-use turnstile_vmm::wire::{FrameReader, PROTOCOL, Read, ToDaemon};
+use turnstile_vmm::wire::{FrameReader, Metadata, PROTOCOL, Read, ToDaemon};
 
 use super::recording_gpu::{Call, RecordingGpu};
 use super::*;
@@ -71,6 +71,7 @@ impl Bench {
             weight: Some(weight),
             gpu_memory_bytes: Some(8 * CHUNK_BYTES),
             regions: Vec::new(),
+            metadata: Metadata::default(),
         };
         let vector: OwnedFd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         let (tenant, ..) = self.host.admit(hello, vec![vector], own, uid).unwrap();

@@ -23,6 +23,10 @@ impl Departed {
     /// A tenant left.
     pub(super) fn add(&mut self, left: Moment, mut last: TenantSnapshot) {
         (last.backlogged, last.admitted) = (false, false);
+        // The bound is on tenants: labels of as many would be tens of MB of metrics.
+        if !last.metadata.labels().is_empty() {
+            last.metadata = Arc::new(last.metadata.without_labels());
+        }
         if self.0.len() == DEPARTED_MAX {
             self.0.pop_front();
         }

@@ -110,6 +110,7 @@ impl Host {
         if regions.is_empty() && !self.gpu().capabilities().follows_guest_memory {
             return Err(HostError::MemoryOnce);
         }
+        check_pages(self, fd.as_ref())?;
         Ok(Mapped::map(fd, regions, self.limits().clone(), holder)?)
     }
 
@@ -156,6 +157,14 @@ impl Host {
     }
 }
 
+/// Refuses a memory file that lacks pages, where the configuration has it so.
+fn check_pages(host: &Host, fd: Option<&OwnedFd>) -> Result<(), GuestMemoryError> {
+    match fd.filter(|_| host.config.preallocated_memory) {
+        Some(fd) => guest_memory::is_allocated(fd),
+        None => Ok(()),
+    }
+}
+
 fn start(
     host: &Arc<Host>,
     tenant: TenantId,
@@ -168,8 +177,13 @@ fn start(
         .name(format!("turnstile-mem{}", tenant.0))
         .spawn(move || {
             while let Ok((id, change, _held)) = changes.recv() {
-                let refused = mapped.perform(change).err().map(|error| chain(&error));
                 let Some(host) = host.upgrade() else { return };
+                let fd = match &change {
+                    Change::Map { fd, .. } => Some(fd),
+                    Change::Unmap { .. } => None,
+                };
+                let changed = check_pages(&host, fd).and_then(|()| mapped.perform(change));
+                let refused = changed.err().map(|error| chain(&error));
                 host.memory_changed(tenant, id, refused);
             }
         })?;

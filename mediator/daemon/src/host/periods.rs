@@ -239,6 +239,7 @@ impl Host {
                     let usages: Vec<&Usage> = extrapolated.iter().chain([observed]).collect();
                     let (tenants, starting) = (&state.tenants, &state.starting);
                     let (mediation, book) = (&state.mediation, &state.accounts.book);
+                    recorder.describe(state.described.all());
                     recorder.period(&*self.gpu, mediation, tenants, starting, book, &usages);
                 }
                 orders

@@ -24,7 +24,7 @@ use turnstile_accounting::change::Change;
 use turnstile_accounting::record::{CapInForce, Digest, Entry, GpuIdentity, TenantKind, UnixNanos};
 use turnstile_accounting::rollup::{RollupConfig, RollupError, Standing};
 use turnstile_accounting::store::{Store, StoreError};
-use turnstile_accounting::{Moment, Nanos, Rollup, TenantId, Usage};
+use turnstile_accounting::{Metadata, Moment, Nanos, Rollup, TenantId, Usage};
 use turnstile_policies::Weight;
 use uuid::Uuid;
 
@@ -217,6 +217,14 @@ impl Recorder {
             node,
             boot,
         })
+    }
+
+    /// Takes the metadata in force of tenants that have or had any.
+    pub(crate) fn describe(&mut self, metadata: &BTreeMap<TenantId, Arc<Metadata>>) {
+        let each = metadata
+            .iter()
+            .map(|(tenant, metadata)| (*tenant, metadata));
+        self.rollup.describe(each);
     }
 
     /// A period ended just now and was charged.

@@ -2,9 +2,10 @@
 //! when it is back.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use turnstile_accounting::TenantId;
+use turnstile_accounting::{Metadata, TenantId};
 use turnstile_policies::{Cap, POLICIES, PolicyRow, TenantParams, Weight, policy_by_name};
 use utoipa::ToSchema;
 
@@ -15,7 +16,7 @@ use crate::memory::{Entitlement, EntitlementError};
 const NAMES_MAX: usize = 4_096;
 
 /// Settings of one tenant; a field that is not set is as the tenant brought it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
     /// Its share relative to others.
@@ -30,6 +31,9 @@ pub struct Settings {
     /// Its GPU memory.
     #[serde(default)]
     pub memory: MemoryLimits,
+    /// Instance id, project and labels; they come before what it brings.
+    #[serde(default, skip_serializing_if = "is_empty")]
+    pub metadata: Arc<Metadata>,
 }
 
 /// Limits of GPU memory, in the words of control groups.
@@ -123,6 +127,10 @@ impl MemoryLimits {
     }
 }
 
+fn is_empty(metadata: &Metadata) -> bool {
+    metadata.is_empty()
+}
+
 impl Settings {
     /// Whether nothing is set.
     pub fn is_empty(&self) -> bool {
@@ -144,7 +152,7 @@ impl Settings {
 impl State {
     /// What was set of a name.
     pub(crate) fn set_of(&self, name: &str) -> Settings {
-        self.settings.get(name).copied().unwrap_or_default()
+        self.settings.get(name).cloned().unwrap_or_default()
     }
 
     pub(super) fn find(&self, name: &str) -> Option<(TenantId, Brought)> {
@@ -181,7 +189,7 @@ impl Host {
                 return Err(SettingsError::TooMany);
             }
         }
-        let settings = &settings.copied().unwrap_or_default();
+        let settings = &settings.cloned().unwrap_or_default();
         self.check_policy(settings.weight, settings.cap)?;
         if settings.latency_target {
             self.check_row("latency targets", |row| row.targets)?;
@@ -250,8 +258,8 @@ impl Host {
         name: &str,
         settings: Option<Settings>,
     ) -> Result<(), SettingsError> {
-        let wanted = settings.unwrap_or_default();
         self.check_settings(name, settings.as_ref())?;
+        let wanted = settings.clone().unwrap_or_default();
         let mut state = self.lock();
         let state = &mut *state;
         if let Some((tenant, brought)) = state.find(name) {
@@ -263,6 +271,7 @@ impl Host {
             let _ = state.mediation.set_weight(tenant, weight);
             let _ = state.mediation.set_cap(tenant, cap);
             let _ = state.mediation.set_target(tenant, wanted.latency_target);
+            state.described.set(tenant, &wanted.metadata);
         }
         match settings {
             Some(settings) => state.settings.insert(name.to_owned(), settings),
@@ -274,8 +283,6 @@ impl Host {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::HostConfig;
     use crate::host::bench::Bench;
@@ -337,7 +344,7 @@ mod tests {
             latency_target: true,
             ..Settings::default()
         });
-        let error = host("dfq").set_settings("a", target).unwrap_err();
+        let error = host("dfq").set_settings("a", target.clone()).unwrap_err();
         let text = "The policy dfq has no latency targets; these have: owed";
         assert_eq!(error.to_string(), text);
         let owed = host("owed");
@@ -446,11 +453,12 @@ mod tests {
         let host = Host::new(Arc::new(gpu), HostConfig::default()).unwrap();
         let empty = Some(Settings::default());
         for number in 0..NAMES_MAX {
-            host.set_settings(&number.to_string(), empty).unwrap();
+            host.set_settings(&number.to_string(), empty.clone())
+                .unwrap();
         }
-        let more = host.set_settings("more", empty).unwrap_err();
+        let more = host.set_settings("more", empty.clone()).unwrap_err();
         assert_eq!(more, SettingsError::TooMany);
-        host.set_settings("0", empty).unwrap();
+        host.set_settings("0", empty.clone()).unwrap();
         host.set_settings("more", None).unwrap();
         host.set_settings("0", None).unwrap();
         host.set_settings("more", empty).unwrap();

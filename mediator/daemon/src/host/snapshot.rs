@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use turnstile_abi::ErrorCode;
 use turnstile_accounting::ledger::EngineSnapshot;
-use turnstile_accounting::{Moment, Nanos, TenantId};
+use turnstile_accounting::{Metadata, Moment, Nanos, TenantId};
 
 use turnstile_policies::{Cap, Weight};
 
@@ -51,6 +51,9 @@ pub struct TenantSnapshot {
     /// What it is.
     #[serde(flatten)]
     pub kind: TenantKind,
+    /// Instance id, project and labels in force.
+    #[serde(skip_serializing_if = "is_empty")]
+    pub metadata: Arc<Metadata>,
     /// Weight in force.
     pub weight: u32,
     /// Upper limit in force.
@@ -162,6 +165,10 @@ pub struct HostSnapshot {
     pub switches: Histogram,
 }
 
+fn is_empty(metadata: &Metadata) -> bool {
+    metadata.is_empty()
+}
+
 impl TenantSnapshot {
     /// A VM of this name that has used nothing.
     pub fn of_name(name: &str) -> Self {
@@ -170,6 +177,7 @@ impl TenantSnapshot {
             name: name.to_owned(),
             account: String::new(),
             kind: TenantKind::Vm,
+            metadata: Arc::default(),
             weight: Weight::DEFAULT.get(),
             cap: None,
             latency_target: false,
@@ -281,6 +289,7 @@ impl Host {
             tenant,
             name: entry.name.clone(),
             account: entry.account.1.clone(),
+            metadata: state.described.of(tenant).clone(),
             weight: state.mediation.weight(tenant).map_or(0, Weight::get),
             cap: state.mediation.cap(tenant),
             latency_target: set.latency_target,

@@ -69,6 +69,17 @@ pub enum GuestMemoryError {
         "The memory file is in huge pages of hugetlbfs, which may run out; transparent huge pages are taken (/sys/kernel/mm/transparent_hugepage/shmem_enabled)"
     )]
     HugePages,
+    /// Pages of it would be made, and charged to the daemon's control group, when the GPU writes to
+    /// them.
+    #[error(
+        "The memory file has {allocated} of {bytes} bytes allocated, and this daemon takes whole ones (safety.preallocated_memory): have the VMM allocate its memory (QEMU: prealloc=on; Cloud Hypervisor: prefault=on; turnstile vmm: --prealloc)"
+    )]
+    Holes {
+        /// Bytes of its pages.
+        allocated: u64,
+        /// Its size.
+        bytes: u64,
+    },
     /// The kernel did not report its properties.
     #[error("Looking at the memory file failed")]
     Stat(#[source] io::Error),
@@ -128,6 +139,22 @@ pub(crate) fn add(
     let (file, file_bytes) = checked_file(fd)?;
     let mapped = map_region(file, file_bytes, count, region)?;
     memory.add(mapped).map_err(GuestMemoryError::Overlap)
+}
+
+/// Whether all pages of a memory file are there, so that they are charged to the control group of
+/// the process that made them.
+///
+/// # Errors
+/// If some are not.
+pub(crate) fn is_allocated(fd: &OwnedFd) -> Result<(), GuestMemoryError> {
+    let stat = fstat(fd).map_err(|errno| GuestMemoryError::Stat(errno.into()))?;
+    // SOURCE: stat(2): blocks are of 512 bytes, whatever the block size.
+    let allocated = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
+    let bytes = u64::try_from(stat.st_size).unwrap_or(u64::MAX);
+    if allocated < bytes {
+        return Err(GuestMemoryError::Holes { allocated, bytes });
+    }
+    Ok(())
 }
 
 /// A file that cannot shrink and that has its pages when they are touched, and its size.
@@ -261,6 +288,31 @@ mod tests {
             Err(GuestMemoryError::NotSealed)
         ));
     }
+
+    #[test]
+    fn file_with_a_hole_is_not_allocated() {
+        let fd = file(0x4000);
+        let allocate = |bytes| {
+            let flags = rustix::fs::FallocateFlags::empty();
+            rustix::fs::fallocate(&fd, flags, 0, bytes).unwrap();
+        };
+        for (bytes, all) in [(0, false), (0x3000, false), (0x4000, true)] {
+            if bytes > 0 {
+                allocate(bytes);
+            }
+            match is_allocated(&fd) {
+                Ok(()) => assert!(all, "{bytes:#x}"),
+                Err(GuestMemoryError::Holes {
+                    allocated,
+                    bytes: of,
+                }) => {
+                    assert_eq!((allocated, of, all), (bytes, 0x4000, false));
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
     /// Sealed as it may be, it has no page: the first touch would end this process.
     #[test]
     fn huge_pages_that_may_not_be_there_are_refused() {
