@@ -106,8 +106,19 @@ FAST = [
     ("__frsqrt_rn", "(a)", POSITIVE, lambda a: 1 / m.sqrt(a)),
     ("__saturatef", "(a)", ANY, lambda a: min(max(a, m.mpf(0)), m.mpf(1))),
 ]
-# Statements with two results, r[0] and r[1].
-PAIRS = [
+# Statements with one result or two, in p and q; %s is the end of the name, %t the type.
+BODIES = [
+    ("isfinite", "p = isfinite(a);", ANY, lambda a: 1), ("isinf", "p = isinf(a);", ANY, lambda a: 0),
+    ("isnan", "p = isnan(a);", ANY, lambda a: 0),
+    ("signbit", "p = signbit(a) != 0;", ANY, lambda a: int(a < 0)),
+    ("nan", 'p = nan%s("");', ANY, lambda a: m.nan),
+    ("nextafter", "p = nextafter%s(a, b);", ANY, lambda a: a),
+    ("norm", "%t v[3] = {a, b, c}; p = norm%s(3, v);", ANY,
+     lambda a, b, c: m.sqrt(a * a + b * b + c * c)),
+    ("rnorm", "%t v[3] = {a, b, c}; p = rnorm%s(3, v);", ANY,
+     lambda a, b, c: 1 / m.sqrt(a * a + b * b + c * c)),
+    ("remquo", "int e; p = remquo%s(a, b, &e); q = ((e % 8) + 8) % 8;", ANY,
+     lambda a, b: (remainder(a, b), nearest(a / b) % 8)),
     ("sincos", "sincos%s(a, &p, &q);", ANY, lambda a: (m.sin(a), m.cos(a))),
     ("sincospi", "sincospi%s(a, &p, &q);", ANY, lambda a: (m.sin(m.pi * a), m.cos(m.pi * a))),
     ("modf", "p = modf%s(a, &q);", ANY, lambda a: (a - trunc(a), trunc(a))),
@@ -151,7 +162,7 @@ def write(args, name, single, body, bounds, reference, tolerance):
         source = pathlib.Path(folder, "k.cu")
         source.write_text(SOURCE % {"t": kind, "body": body, "count": COUNT})
         ptx = source.with_suffix(".ptx")
-        subprocess.run([args.nvcc, "-ptx", "-O3", "-arch=compute_75", "-o", ptx, source], check=True)
+        subprocess.run([args.nvcc, "-ptx", "-O3", "-arch=compute_75", "--diag-suppress=550", "-o", ptx, source], check=True)
         text = ptx.read_text()
     head = [f"launch k 1 1 1 {COUNT} 1 1 0", f"out {letter}{32 if single else 64} {tolerance} - {want.hex()}"]
     head = [line.replace("out d64", "out f64") for line in head]
@@ -171,8 +182,9 @@ def main():
         end, tolerance = ("f", "1e-05") if single else ("", "1e-12")
         for name, call, bounds, reference in BOTH:
             cases.append((name + end, single, f"p = {name}{end}{call};", bounds, reference, tolerance))
-        for name, body, bounds, reference in PAIRS:
-            cases.append((name + end, single, body % end, bounds, reference, tolerance))
+        for name, body, bounds, reference in BODIES:
+            body = body.replace("%s", end).replace("%t", "float" if single else "double")
+            cases.append((name + end, single, body, bounds, reference, tolerance))
     for name, call, bounds, reference in FAST:
         cases.append((name, True, f"p = {name}{call};", bounds, reference, "1e-4"))
     chosen = [case for case in cases if not args.names or case[0] in args.names]
