@@ -1,8 +1,8 @@
 //! What a rollup keeps of a tenant between periods.
 //!
 //! In: the tenant's state at the end of each period, and its metadata. Out: its identity, weight
-//! and cap for records, and whether one of them differs from before. The daemon's recorder describes
-//! tenants; the rollup uses the rest.
+//! and cap for records, and whether one of them differs from before. The daemon's recorder
+//! describes tenants; the rollup uses the rest.
 
 use super::{READY_MAX, Rollup, RollupConfig, Standing};
 use crate::ids::tenant_id;

@@ -135,7 +135,8 @@ fn guest_pages_that_a_vmm_allocates_are_charged_to_its_own_group() {
         (vm.used_bytes() >= GUEST_BYTES).then_some(())
     });
     until("its tenant", || {
-        let list = turnstile().args(["vm", "list", "-o", "json", "--api"]);
+        let mut list = turnstile();
+        list.args(["vm", "list", "-o", "json", "--api"]);
         let output = list.arg(folder.path().join("api.sock")).output().unwrap();
         String::from_utf8_lossy(&output.stdout)
             .contains("\"a\"")
