@@ -33,8 +33,8 @@ pub struct VmMetadata {
     #[serde(default)]
     #[schema(min_length = 1, max_length = 253)]
     pub project: Option<String>,
-    /// At most 32 labels. A key has 1 to 63 of `A-Z a-z 0-9 . _ / -`, with a letter or digit at both
-    /// ends, a value up to 253 bytes without control characters.
+    /// At most 32 labels. A key has 1 to 63 of `A-Z a-z 0-9 . _ / -`, with a letter or digit at
+    /// both ends, a value up to 253 bytes without control characters.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
 }
@@ -67,7 +67,7 @@ impl VmMetadata {
         let checked = Metadata::new(self.instance_id.as_deref(), self.project, self.labels);
         checked
             .map(Arc::new)
-            .map_err(|error| Problem::field(&format!("/{}", error.part()), error.to_string()))
+            .map_err(|error| Problem::field(format!("/{}", error.part()), error.to_string()))
     }
 }
 
