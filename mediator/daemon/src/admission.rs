@@ -11,7 +11,7 @@ use std::time::Instant;
 use rustix::event::{EventfdFlags, eventfd};
 use turnstile_abi::regs::features;
 use turnstile_abi::{CHUNK_BYTES, pci};
-use turnstile_accounting::{AccountId, Metadata, TenantId};
+use turnstile_accounting::{AccountId, TenantId};
 use turnstile_policies::{Membership, Weight};
 use turnstile_vmm::wire::{FrameWriter, PROTOCOL, ToDaemon, ToVmm};
 
@@ -134,6 +134,10 @@ impl Host {
             let granted = state.join(&name, uid, claim)?;
             let tenant = self.number();
             state.starting.insert(name.clone(), tenant);
+            // Before the GPU executes for it: each of its records has them.
+            state.described.connect(tenant, metadata);
+            let set = state.set_of(&name).metadata;
+            state.described.set(tenant, &set);
             (tenant, state.accounts.of(&name).0, granted)
         };
         // A GPU may take long for this; the lock is free meanwhile.
@@ -218,7 +222,7 @@ impl Host {
             min_bytes: 0,
             high_bytes: None,
         };
-        state.connects(self.journal(), tenant, &name, metadata);
+        state.connects(self.journal(), tenant, &name);
         let entry = Tenant {
             account: state.accounts.of(&name),
             name,
@@ -246,6 +250,7 @@ impl Drop for Starting<'_> {
         state.starting.remove(&self.name);
         if !state.tenants.contains_key(&self.tenant) {
             state.accounts.book.leave(&self.name);
+            state.described.leave(self.tenant);
         }
     }
 }
@@ -258,16 +263,10 @@ impl Host {
 }
 
 impl State {
-    /// A tenant connects with what it brought.
-    pub(super) fn connects(
-        &mut self,
-        journal: &Journal,
-        tenant: TenantId,
-        name: &str,
-        brought: Metadata,
-    ) {
+    /// A tenant has connected, and what is set of its name applies to what it brought.
+    pub(super) fn connects(&mut self, journal: &Journal, tenant: TenantId, name: &str) {
         let set = self.set_of(name).metadata;
-        self.described.connect(tenant, brought, &set);
+        self.described.set(tenant, &set);
         journal.vm("vm_connected", name, self.described.of(tenant));
     }
 

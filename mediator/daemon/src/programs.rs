@@ -118,7 +118,8 @@ impl Host {
         }
         let writer = std::mem::take(writer);
         let peer = Peer { stream, writer };
-        state.connects(self.journal(), tenant, &name, metadata);
+        state.described.connect(tenant, metadata);
+        state.connects(self.journal(), tenant, &name);
         let entry = Tenant {
             account: state.accounts.of(&name),
             name: name.clone(),

@@ -34,15 +34,15 @@ pub(crate) struct Described {
 }
 
 impl Described {
-    /// A tenant connects.
-    pub(crate) fn connect(&mut self, tenant: TenantId, brought: Metadata, set: &Metadata) {
+    /// A tenant connects with these.
+    pub(crate) fn connect(&mut self, tenant: TenantId, brought: Metadata) {
         if !brought.is_empty() {
             self.brought.insert(tenant, brought);
+            self.set(tenant, &NONE);
         }
-        self.set(tenant, set);
     }
 
-    /// An operator has set these of a connected tenant.
+    /// These are set of a tenant.
     pub(crate) fn set(&mut self, tenant: TenantId, set: &Metadata) {
         let brought = self.brought.get(&tenant).unwrap_or(&NONE);
         let in_force = brought.under(set);
@@ -84,9 +84,10 @@ mod tests {
         let of = |described: &Described, tenant| {
             described.of(TenantId(tenant)).project().map(str::to_owned)
         };
-        described.connect(TenantId(1), project("brought"), &none);
-        described.connect(TenantId(2), none.clone(), &none);
-        described.connect(TenantId(3), project("brought"), &project("set"));
+        described.connect(TenantId(1), project("brought"));
+        described.connect(TenantId(2), none.clone());
+        described.connect(TenantId(3), project("brought"));
+        described.set(TenantId(3), &project("set"));
         assert_eq!(described.all().len(), 2, "no room for a tenant without");
         let now = [1, 2, 3].map(|tenant| of(&described, tenant));
         assert_eq!(now, [Some("brought".into()), None, Some("set".into())]);
