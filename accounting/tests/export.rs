@@ -13,11 +13,13 @@ use common::{BEGIN, SECOND_NS, gpu};
 use rust_decimal::Decimal;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
+use turnstile_accounting::Nanos;
 use turnstile_accounting::export::{
     Container, ExportError, Exported, FocusVersion, Format, PriceList, Request, export, summary,
 };
 use turnstile_accounting::record::{Body, Entry, GpuIdentity, TenantRecord, UnixNanos};
 use turnstile_accounting::store::{SqliteStore, Store};
+use turnstile_accounting::synthetic::Synthetic;
 
 const PRICES: &str = include_str!("prices.toml");
 const HOUR_NS: u64 = 3_600 * SECOND_NS;
@@ -30,13 +32,18 @@ fn ledger(entries: &[Entry]) -> SqliteStore {
     store
 }
 
-/// Somewhat more than two hours of synthetic use in windows of a minute; each period is 10 ms.
+/// Somewhat more than two hours of synthetic use in windows of a minute, made once.
 fn two_hours() -> Vec<Entry> {
     static ENTRIES: LazyLock<Vec<Entry>> = LazyLock::new(|| {
-        let first = common::run(1, 60 * SECOND_NS, None, 0..400_000);
-        let behind = common::tail(&first);
-        let mut all = first;
-        all.extend(common::run(2, 60 * SECOND_NS, behind, 420_000..740_000));
+        let events = Synthetic {
+            period_ns: Nanos::from_ms(100),
+            ..common::EVENTS
+        };
+        let run =
+            |boot, tail, periods| common::run_of(&events, boot, 60 * SECOND_NS, tail, periods);
+        let mut all = run(1, None, 0..40_000);
+        let behind = common::tail(&all);
+        all.extend(run(2, behind, 42_000..74_000));
         all
     });
     ENTRIES.clone()

@@ -60,8 +60,8 @@ pub(crate) fn standings(period: u64) -> [Standing<'static>; 5] {
 }
 
 /// The end of a period on the calendar.
-pub(crate) fn label(period: u64) -> UnixNanos {
-    UnixNanos(BEGIN + (period + 1) * EVENTS.period_ns.0)
+pub(crate) fn label(events: &Synthetic, period: u64) -> UnixNanos {
+    UnixNanos(BEGIN + (period + 1) * events.period_ns.0)
 }
 
 /// A run of the daemon over some periods, after `tail`, with windows of `window_ns`. The GPU of an
@@ -72,13 +72,24 @@ pub(crate) fn run(
     tail: Option<Tail>,
     periods: std::ops::Range<u64>,
 ) -> Vec<Entry> {
+    run_of(&EVENTS, boot, window_ns, tail, periods)
+}
+
+/// The same of other events.
+pub(crate) fn run_of(
+    events: &Synthetic,
+    boot: u8,
+    window_ns: u64,
+    tail: Option<Tail>,
+    periods: std::ops::Range<u64>,
+) -> Vec<Entry> {
     let mut rollup = Rollup::new(config(boot, window_ns), tail).unwrap();
-    let (mut metered, mut entries) = (EVENTS.metered(), Vec::new());
+    let (mut metered, mut entries) = (events.metered(), Vec::new());
     for period in periods {
         let mut usage = metered.usage(period);
         usage.copied = usage.copied.filter(|_| boot % 2 == 1);
         rollup
-            .period(&[&usage], label(period), &standings(period))
+            .period(&[&usage], label(events, period), &standings(period))
             .unwrap();
         rollup.take(&mut entries);
     }

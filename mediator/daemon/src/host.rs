@@ -393,22 +393,6 @@ impl Host {
         }
         self.journal.add(kind, name, Some(changed));
     }
-
-    /// Sets a tenant's weight; it applies at the next decision.
-    ///
-    /// # Errors
-    /// If there is no such tenant.
-    pub fn set_weight(
-        &self,
-        tenant: TenantId,
-        weight: Weight,
-    ) -> Result<(), turnstile_policies::PolicyError> {
-        let mut state = self.lock();
-        if let Some(memory) = &mut state.memory {
-            memory.set_weight(tenant, weight);
-        }
-        state.mediation.set_weight(tenant, weight)
-    }
 }
 
 /// Time after which a tenant that left has no work on the engines: a GPU's kernel limit is below
@@ -425,7 +409,6 @@ pub(super) fn split(engines: &[(EngineId, TenantTotals)]) -> (TenantTotals, Tena
             &mut copy
         };
         sum.used_ns += totals.used_ns;
-        sum.fault_ns += totals.fault_ns;
         sum.begun += totals.begun;
     }
     (compute, copy)

@@ -222,3 +222,7 @@ impl Writer {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "writer_tests.rs"]
+mod tests;
