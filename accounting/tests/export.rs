@@ -4,6 +4,8 @@
 #[path = "export/bill.rs"]
 mod bill;
 mod common;
+#[path = "export/fleet.rs"]
+mod fleet;
 #[path = "export/unknown.rs"]
 mod unknown;
 #[path = "export/vocabulary.rs"]
@@ -244,24 +246,6 @@ fn events_are_cloudevents_with_stable_ids_and_the_windows_end() {
     }
     assert_eq!((ids.len() as u64, gaps), (exported.rows, 1));
     assert_eq!(sum, ledger_ns(&entries, &request()));
-}
-
-#[test]
-fn sum_of_a_tenant_has_its_bytes_of_copies_or_none() {
-    let entries = two_hours();
-    let sums = summary(&mut ledger(&entries), &request(), 100, &|| true).unwrap();
-    let mut counted = 0;
-    for sum in &sums.tenants {
-        let own = records(&entries, &request()).filter(|r| r.tenant.id == sum.tenant.id);
-        let bytes = own.map(|record| record.copy_bytes.map(u128::from)).sum();
-        assert_eq!(sum.copy_bytes, bytes, "{sum:?}");
-        counted += usize::from(bytes.is_some());
-    }
-    assert_eq!(
-        (counted, sums.tenants.len()),
-        (5, 10),
-        "the first run's GPU counts"
-    );
 }
 
 #[test]

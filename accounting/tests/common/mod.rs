@@ -83,7 +83,29 @@ pub(crate) fn run_of(
     tail: Option<Tail>,
     periods: std::ops::Range<u64>,
 ) -> Vec<Entry> {
-    let mut rollup = Rollup::new(config(boot, window_ns), tail).unwrap();
+    let rollup = Rollup::new(config(boot, window_ns), tail).unwrap();
+    fill(rollup, events, boot, periods)
+}
+
+/// A first run on another GPU.
+pub(crate) fn run_of_gpu(
+    gpu: &GpuIdentity,
+    events: &Synthetic,
+    boot: u8,
+    window_ns: u64,
+    periods: std::ops::Range<u64>,
+) -> Vec<Entry> {
+    let mut config = config(boot, window_ns);
+    config.gpu = gpu.clone();
+    fill(Rollup::new(config, None).unwrap(), events, boot, periods)
+}
+
+fn fill(
+    mut rollup: Rollup,
+    events: &Synthetic,
+    boot: u8,
+    periods: std::ops::Range<u64>,
+) -> Vec<Entry> {
     let (mut metered, mut entries) = (events.metered(), Vec::new());
     for period in periods {
         let mut usage = metered.usage(period);

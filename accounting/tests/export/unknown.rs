@@ -1,7 +1,6 @@
 //! Time without a record is in every export, and what the ledger does not cover is refused.
 
 use super::*;
-use turnstile_accounting::Nanos;
 use turnstile_accounting::record::Digest;
 
 /// Rows of time without a record, by format: cause, beginning, end and nanoseconds.
@@ -101,15 +100,14 @@ fn gap_is_a_row_of_every_format_also_of_a_span_within_it_and_of_one_tenant() {
 
 #[test]
 fn gap_over_hours_is_a_row_of_each_hour_of_a_bill() {
-    let first = common::run(1, 60 * SECOND_NS, None, 0..100_000);
-    let mut entries = first;
+    let events = Synthetic {
+        period_ns: Nanos::from_ms(1_000),
+        ..common::EVENTS
+    };
+    let run = |boot, tail, periods| common::run_of(&events, boot, 60 * SECOND_NS, tail, periods);
+    let mut entries = run(1, None, 0..1_000);
     // Until 16:10:00.
-    let later = common::run(
-        2,
-        60 * SECOND_NS,
-        common::tail(&entries),
-        1_140_000..1_500_000,
-    );
+    let later = run(2, common::tail(&entries), 11_400..15_000);
     entries.extend(later);
     let mut store = ledger(&entries);
     let three = span(0, 4 * 3_600);
