@@ -370,10 +370,20 @@ impl std::io::Write for Short {
 #[test]
 fn output_write_failure_is_an_output_error_in_every_format() {
     let mut store = ledger(&two_hours());
-    for format in [Format::Events, Format::Rows(Container::Csv)] {
-        let mut out = Short(30_000);
+    // All of a short output may be in a buffer until its end.
+    let minute = Request {
+        to: UnixNanos(BEGIN + 60 * SECOND_NS),
+        ..request()
+    };
+    let formats = [Format::Events, Format::Rows(Container::Csv)];
+    let cases = [(0, &minute), (100, &minute), (30_000, &request())];
+    for (format, (room, request)) in formats
+        .into_iter()
+        .flat_map(|format| cases.map(|case| (format, case)))
+    {
+        let mut out = Short(room);
         let no_progress = &mut |_| {};
-        let refused = export(&mut store, format, &request(), None, &mut out, no_progress);
+        let refused = export(&mut store, format, request, None, &mut out, no_progress);
         assert!(
             matches!(&refused, Err(ExportError::Output(error)) if error.kind() == std::io::ErrorKind::FileTooLarge),
             "{format:?}: {refused:?}"
