@@ -6,9 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use turnstile_accounting::Nanos;
-use turnstile_daemon::{
-    Daemon, DaemonConfig, HostConfig, HostSnapshot, Settings, TenantSnapshot,
-};
+use turnstile_daemon::{Daemon, DaemonConfig, HostConfig, HostSnapshot, Settings, TenantSnapshot};
 use turnstile_gpu::Suspend;
 use turnstile_images::{Load, Report, Workload};
 use turnstile_soft::{SoftConfig, SoftGpu};

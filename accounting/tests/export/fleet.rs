@@ -43,8 +43,7 @@ fn others() -> [GpuIdentity; 2] {
     [second, other]
 }
 
-/// The ledger of three GPUs whose tenants did the same. An entry of another GPU has ids of its own,
-/// which only the ledger of that GPU has.
+/// The ledger of three GPUs: two runs on the first one, and one run on each other.
 fn fleet() -> (SqliteStore, Vec<(GpuIdentity, Vec<Entry>)>) {
     let mut store = SqliteStore::in_memory().unwrap();
     let mut all = vec![(gpu(), two_hours())];

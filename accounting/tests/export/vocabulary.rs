@@ -202,7 +202,7 @@ fn events_have_the_fields_of_their_kind_and_no_others() {
     let Body::Window { engines, .. } = &entries[0].body else {
         panic!("a window comes first")
     };
-    // The schema tells numbers from texts.
+    // In the schema numbers differ from texts.
     let schema = events_schema();
     let properties = |kind: &str| &schema["$defs"][kind]["properties"];
     let use_of = properties("dev.turnstile.vm.gpu_usage.v2");

@@ -1,5 +1,5 @@
-//! What the host reports of tenants and accounts, and answers of a VM's threads: each figure differs
-//! from all others.
+//! Figures that the host reports of tenants and accounts, and answers of a VM's threads. Each
+//! figure differs from all others.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -379,8 +379,8 @@ fn memory_of_a_vm_is_mapped_counted_and_given_back() {
     let map = |region, fd| Change::Map { region, fd };
     let unmap = Change::Unmap { gpa: 0x1000, bytes };
     let changes = [
-        (1, map(region.clone(), fd()), true, bytes),
-        (2, map(region.clone(), fd()), false, bytes),
+        (1, map(region, fd()), true, bytes),
+        (2, map(region, fd()), false, bytes),
         (3, unmap, true, 0),
     ];
     for (number, change, made, left) in changes {
@@ -393,11 +393,7 @@ fn memory_of_a_vm_is_mapped_counted_and_given_back() {
         assert_eq!((id, refused.is_none()), (number, made), "{refused:?}");
         assert_eq!(used(&bench), left);
     }
-    assert!(
-        bench
-            .host
-            .change_memory(TenantId(9), 4, map(region.clone(), fd()))
-    );
+    assert!(bench.host.change_memory(TenantId(9), 4, map(region, fd())));
     // A GPU that has the first state throughout.
     let fixed = Capabilities {
         follows_guest_memory: false,

@@ -1,4 +1,4 @@
-//! The durable ledger of a host: what periods charged, who is named, silence, changes.
+//! The durable ledger of a host: charges of periods, names, silence, changes.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -225,7 +225,7 @@ fn ledger_that_cannot_be_written_says_why_and_takes_no_changes() {
     bench.host.open_ledger(config(&path, 20)).unwrap();
     let a = bench.open("a", 100);
     std::fs::remove_file(&path).unwrap();
-    // Twice the length of a window ends it, whatever the calendar says.
+    // A window ends at twice its length, whatever the calendar shows.
     for _ in 0..5 {
         bench.period(&[(a, 1)]);
     }
