@@ -130,6 +130,7 @@ fn tenant_that_leaves_is_gone_before_its_context_and_its_use_stays() {
     bench.host.leave(a);
     assert_eq!(show(&bench.take()), ["destroy 1"]);
     assert!(!bench.host.is_empty());
+    assert_eq!(bench.host.lock().mediation.weight(a), None);
     let names = |host: &Host| {
         let snapshot = host.snapshot();
         let names = snapshot.tenants.iter().map(|one| one.name.clone());
