@@ -278,22 +278,23 @@ fn copied_bytes_are_charged_where_they_are_counted_also_to_tenants_that_left() {
             let mut usage = metered.usage(period);
             // Tenant 1 has left at the end of the second period; tenant 9 never copied.
             let here: &[_] = match period {
-                0 => &[standing(1), standing(9)],
-                _ => &[standing(9)],
+                0 => &[standing(1), standing(4), standing(9)],
+                _ => &[standing(4), standing(9)],
             };
-            usage.copied = counted.then(|| [(TenantId(1), 5 + period)].into());
+            let copied = [(TenantId(1), 5 + period), (TenantId(4), 100)];
+            usage.copied = counted.then(|| copied.into());
             rollup.period(&[&usage], label(period), here).unwrap();
         }
         rollup.finish(&mut entries);
         let id = |tenant| tenant_id("node-17", config(1).boot, TenantId(tenant));
-        [1, 9].map(|tenant| {
+        [1, 4, 9].map(|tenant| {
             let mut records = tenants(&entries[0]).iter();
             let own = records.find(|record| record.tenant.id == id(tenant));
             own.unwrap().copy_bytes
         })
     };
-    assert_eq!(copied(true), [Some(11), Some(0)]);
-    assert_eq!(copied(false), [None, None]);
+    assert_eq!(copied(true), [Some(11), Some(200), Some(0)]);
+    assert_eq!(copied(false), [None; 3]);
 }
 
 #[test]

@@ -51,7 +51,11 @@ fn child() {
     writeln!(out, "begun").unwrap();
     loop {
         rollup
-            .period(&[&metered.usage(period)], label(period), &standings(period))
+            .period(
+                &[&metered.usage(period)],
+                label(&EVENTS, period),
+                &standings(period),
+            )
             .unwrap();
         rollup.take(&mut closed);
         for entry in closed.drain(..) {

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
-use turnstile_accounting::{Nanos, TenantId};
-use turnstile_daemon::{Daemon, DaemonConfig, HostConfig, HostSnapshot, TenantSnapshot};
+use turnstile_accounting::Nanos;
+use turnstile_daemon::{Daemon, DaemonConfig, HostConfig, HostSnapshot, Settings, TenantSnapshot};
 use turnstile_gpu::Suspend;
 use turnstile_images::{Load, Report, Workload};
 use turnstile_soft::{SoftConfig, SoftGpu};
@@ -117,10 +117,13 @@ impl TestHost {
     /// Changes a weight.
     ///
     /// # Errors
-    /// If there is no such tenant.
-    pub fn set_weight(&self, tenant: TenantId, weight: u32) -> anyhow::Result<()> {
-        let weight = turnstile_policies::Weight::new(weight)?;
-        Ok(self.daemon.host().set_weight(tenant, weight)?)
+    /// If the policy knows none.
+    pub fn set_weight(&self, name: &str, weight: u32) -> anyhow::Result<()> {
+        let settings = Settings {
+            weight: Some(turnstile_policies::Weight::new(weight)?),
+            ..Settings::default()
+        };
+        Ok(self.daemon.host().set_settings(name, Some(settings))?)
     }
 
     /// Starts a VM with the test guest.

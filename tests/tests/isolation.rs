@@ -192,8 +192,7 @@ fn a_weight_set_while_vms_run_is_followed() {
         .all(|used| *used > 50_000_000)));
     let even = share_of_b(1_500);
     assert!((even - 50.0).abs() < 2.0, "{even:.2} %");
-    host.set_weight(host.tenant("b").unwrap().tenant, 300)
-        .unwrap();
+    host.set_weight("b", 300).unwrap();
     let raised = share_of_b(1_500);
     assert!((raised - 75.0).abs() < 2.0, "{raised:.2} %");
     for vm in vms {

@@ -348,6 +348,49 @@ mod tests {
     }
 
     #[test]
+    fn list_in_a_file_is_of_the_language_that_its_ending_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let json = r#"{"billing": {"account_id": "a", "currency": "EUR", "provider": "p", "service_name": "s"},
+            "sku": [{"id": "i", "price_id": "p", "gpu_model": "H200", "unit": "GB", "list_unit_price": "1"}]}"#;
+        for (name, text) in [("list.toml", GOOD), ("list", GOOD), ("list.json", json)] {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            assert_eq!(PriceList::read(&path).unwrap().skus.len(), 1, "{name}");
+        }
+        let units = [Unit::Seconds, Unit::Gigabytes].map(Unit::counted);
+        assert_eq!(units, ["ns", "bytes"]);
+    }
+
+    #[test]
+    fn tenant_of_a_list_has_its_sub_account_or_none() {
+        let tenant = |name: &str, id: &str, title: &str| {
+            let sub = format!("sub_account_id = \"{id}\"\nsub_account_name = \"{title}\"");
+            format!("{GOOD}\n[[tenant]]\nname = \"{name}\"\n{sub}\n")
+        };
+        let both = tenant("vm-a", "proj-9", "Project 9") + "[[tenant]]\nname = \"vm-b\"\n";
+        let list = PriceList::from_toml(&both).unwrap();
+        let named = BTreeMap::from([("vm-a".to_owned(), "proj-9".to_owned())]);
+        assert_eq!(list.sub_accounts(), named);
+        let account = |name| list.account(name).map(|account| account.name.clone());
+        assert_eq!(account("vm-b").as_deref(), Some("vm-b"));
+        assert_eq!(account("vm-c"), None);
+        for bad in [
+            tenant("", "proj-9", "Project 9"),
+            tenant("vm-a", "", "Project 9"),
+            tenant("vm-a", "proj-9", " "),
+            both.clone() + "[[tenant]]\nname = \"vm-b\"\n",
+        ] {
+            assert!(PriceList::from_toml(&bad).is_err(), "{bad}");
+        }
+        // One price is of one SKU.
+        let sku = GOOD.split_once("[[sku]]").unwrap().1;
+        let other = sku
+            .replace("GPU-Seconds", "GB")
+            .replace("\"gpu\"", "\"other\"");
+        assert!(PriceList::from_toml(&format!("{GOOD}\n[[sku]]{other}")).is_err());
+    }
+
+    #[test]
     fn what_would_make_a_bad_bill_is_refused() {
         for (good, bad) in [
             ("\"USD\"", "\"usd\""),

@@ -243,3 +243,10 @@ fn record_is_read_back_from_its_text_as_it_was() {
     let read = serde_json::from_str::<EngineRecord>(&text).unwrap();
     assert_eq!(read, engine_record());
 }
+
+#[test]
+fn digest_is_shown_as_hexadecimal_digits_in_each_form() {
+    let digest = Digest([0xab; 32]);
+    assert_eq!(digest.to_string(), "ab".repeat(32));
+    assert_eq!(format!("{digest:?}"), "ab".repeat(32));
+}

@@ -165,7 +165,8 @@ fn estimates_bounds_waiting_and_copies_are_those_of_the_periods() {
             backlogged: true,
             ..standing(2)
         };
-        rollup.period(&[&usage], label(period), &[own]).unwrap();
+        let both = [own, standing(3)];
+        rollup.period(&[&usage], label(period), &both).unwrap();
     }
     rollup.finish(&mut entries);
     sound(&entries);
@@ -180,6 +181,8 @@ fn estimates_bounds_waiting_and_copies_are_those_of_the_periods() {
         "the largest of the engines"
     );
     assert_eq!(record.waiting_ns, Nanos(waiting));
+    let idle = of(&entries[0], 3);
+    assert_eq!(idle.waiting_ns, Nanos::ZERO, "it had no work");
     assert_eq!(record.fault_ns, Nanos(faults));
     assert_eq!(record.turns, turns);
 }

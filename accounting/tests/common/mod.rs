@@ -73,8 +73,8 @@ pub(crate) fn metadata() -> [Arc<Metadata>; 2] {
 }
 
 /// The end of a period on the calendar.
-pub(crate) fn label(period: u64) -> UnixNanos {
-    UnixNanos(BEGIN + (period + 1) * EVENTS.period_ns.0)
+pub(crate) fn label(events: &Synthetic, period: u64) -> UnixNanos {
+    UnixNanos(BEGIN + (period + 1) * events.period_ns.0)
 }
 
 /// A run of the daemon over some periods, after `tail`, with windows of `window_ns`. The GPU of an
@@ -85,8 +85,41 @@ pub(crate) fn run(
     tail: Option<Tail>,
     periods: std::ops::Range<u64>,
 ) -> Vec<Entry> {
-    let mut rollup = Rollup::new(config(boot, window_ns), tail).unwrap();
-    let (mut metered, mut entries) = (EVENTS.metered(), Vec::new());
+    run_of(&EVENTS, boot, window_ns, tail, periods)
+}
+
+/// The same of other events.
+pub(crate) fn run_of(
+    events: &Synthetic,
+    boot: u8,
+    window_ns: u64,
+    tail: Option<Tail>,
+    periods: std::ops::Range<u64>,
+) -> Vec<Entry> {
+    let rollup = Rollup::new(config(boot, window_ns), tail).unwrap();
+    fill(rollup, events, boot, periods)
+}
+
+/// A first run on another GPU.
+pub(crate) fn run_of_gpu(
+    gpu: &GpuIdentity,
+    events: &Synthetic,
+    boot: u8,
+    window_ns: u64,
+    periods: std::ops::Range<u64>,
+) -> Vec<Entry> {
+    let mut config = config(boot, window_ns);
+    config.gpu = gpu.clone();
+    fill(Rollup::new(config, None).unwrap(), events, boot, periods)
+}
+
+fn fill(
+    mut rollup: Rollup,
+    events: &Synthetic,
+    boot: u8,
+    periods: std::ops::Range<u64>,
+) -> Vec<Entry> {
+    let (mut metered, mut entries) = (events.metered(), Vec::new());
     let metadata = metadata();
     let described = [1, 2].map(TenantId).into_iter().zip(&metadata);
     for period in periods {
@@ -94,7 +127,7 @@ pub(crate) fn run(
         usage.copied = usage.copied.filter(|_| boot % 2 == 1);
         rollup.describe(described.clone());
         rollup
-            .period(&[&usage], label(period), &standings(period))
+            .period(&[&usage], label(events, period), &standings(period))
             .unwrap();
         rollup.take(&mut entries);
     }

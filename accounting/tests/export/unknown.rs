@@ -1,7 +1,7 @@
 //! Time without a record is in every export, and what the ledger does not cover is refused.
 
 use super::*;
-use turnstile_accounting::Nanos;
+use turnstile_accounting::ids::entry_id;
 use turnstile_accounting::record::Digest;
 
 /// Rows of time without a record, by format: cause, beginning, end and nanoseconds.
@@ -101,15 +101,14 @@ fn gap_is_a_row_of_every_format_also_of_a_span_within_it_and_of_one_tenant() {
 
 #[test]
 fn gap_over_hours_is_a_row_of_each_hour_of_a_bill() {
-    let first = common::run(1, 60 * SECOND_NS, None, 0..100_000);
-    let mut entries = first;
+    let events = Synthetic {
+        period_ns: Nanos::from_ms(1_000),
+        ..common::EVENTS
+    };
+    let run = |boot, tail, periods| common::run_of(&events, boot, 60 * SECOND_NS, tail, periods);
+    let mut entries = run(1, None, 0..1_000);
     // Until 16:10:00.
-    let later = common::run(
-        2,
-        60 * SECOND_NS,
-        common::tail(&entries),
-        1_140_000..1_500_000,
-    );
+    let later = run(2, common::tail(&entries), 11_400..15_000);
     entries.extend(later);
     let mut store = ledger(&entries);
     let three = span(0, 4 * 3_600);
@@ -224,4 +223,52 @@ fn time_outside_of_the_ledger_and_unknown_tenants_are_refused_unless_gaps_are_al
         ..span(3_600, 7_200)
     };
     assert!(written(&mut store, Format::Events, &known).is_ok());
+}
+
+/// Rows name the entry that they are about, and each has an id of its own.
+#[test]
+fn row_of_unknown_time_names_its_entry_and_has_the_id_of_its_event() {
+    let entries = fleet::resealed(two_hours(), |_, _| ());
+    let mut store = ledger(&entries);
+    let span = Request {
+        from: UnixNanos(BEGIN - HOUR_NS),
+        to: UnixNanos(BEGIN + 3 * HOUR_NS),
+        allow_gaps: true,
+        ..Request::default()
+    };
+    let (exported, bytes) = written(&mut store, Format::Rows(Container::Csv), &span).unwrap();
+    let rows = csv_rows(&bytes);
+    assert_eq!(exported.rows, rows.len() as u64);
+    let unknown: Vec<_> = rows.iter().filter(|row| row["kind"] == "unknown").collect();
+    let ids: BTreeSet<&str> = unknown.iter().map(|row| &*row["event_id"]).collect();
+    assert_eq!(ids.len(), unknown.len());
+    assert!(unknown.iter().all(|row| row["gpu_model"] == gpu().model));
+    let causes: BTreeSet<&str> = unknown.iter().map(|row| &*row["unknown_cause"]).collect();
+    assert_eq!(causes, ["down", "unobserved", "unrecorded"].into());
+    for row in unknown
+        .iter()
+        .filter(|row| row["unknown_cause"] != "unrecorded")
+    {
+        let seq: usize = row["seq"].parse().unwrap();
+        let stretch = &entries[seq].stretch;
+        assert_eq!(row["boot_id"], stretch.boot.to_string());
+        let own = entry_id(&gpu(), stretch).to_string();
+        // A window's own id is that of its conservation.
+        assert_eq!(row["event_id"] == own, row["unknown_cause"] == "down");
+    }
+    let (_, bytes) = written(&mut store, Format::Events, &span).unwrap();
+    let lines = std::str::from_utf8(&bytes).unwrap().lines();
+    let all: Vec<serde_json::Value> = lines
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let events: BTreeSet<&str> = all
+        .iter()
+        .filter(|event| event["type"] == "dev.turnstile.gpu.unknown.v2")
+        .map(|event| event["id"].as_str().unwrap())
+        .collect();
+    assert_eq!(events, ids);
+    let sums = summary(&mut store, &span, 100, &|| true).unwrap();
+    let mut causes: Vec<_> = sums.unknown.iter().map(|sum| sum.cause).collect();
+    causes.sort_unstable();
+    assert_eq!(causes, ["down", "unobserved", "unrecorded", "unrecorded"]);
 }

@@ -186,3 +186,56 @@ fn events_have_the_fields_of_the_schema_that_they_name() {
     }
     assert_eq!(kinds.len(), 3);
 }
+
+/// An event of use has the columns of a record's row, one of conservation the engines as they are
+/// in the ledger, and neither has time without a record.
+#[test]
+fn events_have_the_fields_of_their_kind_and_no_others() {
+    let entries = fleet::resealed(two_hours(), |_, _| ());
+    let mut store = ledger(&entries);
+    let (_, bytes) = written(&mut store, Format::Rows(Container::Csv), &request()).unwrap();
+    let head = String::from_utf8(bytes).unwrap();
+    let others = ["event_id", "unknown_ns", "unknown_cause"];
+    let columns = head.lines().next().unwrap().split(',');
+    let columns: BTreeSet<&str> = columns.filter(|name| !others.contains(name)).collect();
+    let (_, bytes) = written(&mut store, Format::Events, &request()).unwrap();
+    let lines = std::str::from_utf8(&bytes).unwrap().lines();
+    let events: Vec<serde_json::Value> = lines
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let of = |kind: &str| {
+        let mut found = events.iter().filter(|event| event["type"] == kind);
+        found.next().unwrap()["data"].as_object().unwrap()
+    };
+    let used = of("dev.turnstile.vm.gpu_usage.v2");
+    assert!(used.keys().map(String::as_str).eq(columns.iter().copied()));
+    let conserved = of("dev.turnstile.gpu.conservation.v2");
+    for name in conserved.keys() {
+        let own = ["engines", "digest"].contains(&&**name);
+        assert!(own || columns.contains(&**name), "{name}");
+        assert!(!name.starts_with("tenant") && name != "engine_ns", "{name}");
+    }
+    let Body::Window { engines, .. } = &entries[0].body else {
+        panic!("a window comes first")
+    };
+    // In the schema numbers differ from texts.
+    let schema = events_schema();
+    let properties = |kind: &str| &schema["$defs"][kind]["properties"];
+    let use_of = properties("dev.turnstile.vm.gpu_usage.v2");
+    assert_eq!(use_of["engine_ns"]["pattern"], "^[0-9]+$");
+    assert_eq!(use_of["memory_byte_ns"]["pattern"], "^[0-9]+$");
+    assert!(use_of["node"].get("pattern").is_none());
+    let engine = &properties("dev.turnstile.gpu.conservation.v2")["engines"]["items"];
+    let kind = |name: &str| &engine["properties"][name]["type"];
+    assert_eq!([kind("engine"), kind("compute")], ["integer", "boolean"]);
+    assert_eq!(engine["properties"]["idle_ns"]["pattern"], "^[0-9]+$");
+    let shown = conserved["engines"].as_array().unwrap();
+    assert_eq!(shown.len(), engines.len());
+    for (shown, record) in shown.iter().zip(engines) {
+        let record = serde_json::to_value(record).unwrap();
+        for (name, value) in shown.as_object().unwrap() {
+            let text = serde_json::Value::String(record[name].to_string());
+            assert!(*value == record[name] || *value == text, "{name}: {value}");
+        }
+    }
+}

@@ -70,21 +70,25 @@ fn query_sees_no_entry_that_is_discarded_or_added_meanwhile() {
     let written = entries(1, 900);
     let mut writer = SqliteStore::create(&path).unwrap();
     write(&mut writer, &written[..4]);
+    let theirs = entries(7, 600);
+    for entry in &theirs[..2] {
+        writer.put(&another(), entry).unwrap();
+    }
     let mut reader = SqliteStore::read(&path).unwrap();
     let mut found = Vec::new();
     let mut take = |_: &_, entry| {
         if found.is_empty() {
-            writer
-                .retain(&gpu().node, UnixNanos(i64::MAX as u64))
-                .unwrap();
+            let all = UnixNanos(i64::MAX as u64);
+            writer.retain(&gpu().node, all).unwrap();
             write(&mut writer, &written[4..]);
+            writer.put(&another(), &theirs[2]).unwrap();
         }
         found.push(entry);
         Ok(true)
     };
     reader.query(&Selection::default(), &mut take).unwrap();
-    assert_eq!(found, written[..4]);
-    assert_eq!(all(&mut reader), written[3..]);
+    assert_eq!(found, [&written[..4], &theirs[..2]].concat());
+    assert_eq!(all(&mut reader), [&written[3..], &theirs[1..3]].concat());
 }
 
 #[test]

@@ -417,22 +417,6 @@ impl Host {
         }
         self.common.journal.add(kind, name, Some(changed));
     }
-
-    /// Sets a tenant's weight; it applies at the next decision.
-    ///
-    /// # Errors
-    /// If there is no such tenant.
-    pub fn set_weight(
-        &self,
-        tenant: TenantId,
-        weight: Weight,
-    ) -> Result<(), turnstile_policies::PolicyError> {
-        let mut state = self.lock();
-        if let Some(memory) = &mut state.memory {
-            memory.set_weight(tenant, weight);
-        }
-        state.mediation.set_weight(tenant, weight)
-    }
 }
 
 /// Sends a peer the reason for which it is refused, if its socket takes it.
@@ -457,7 +441,6 @@ pub(super) fn split(engines: &[(EngineId, TenantTotals)]) -> (TenantTotals, Tena
             &mut copy
         };
         sum.used_ns += totals.used_ns;
-        sum.fault_ns += totals.fault_ns;
         sum.begun += totals.begun;
     }
     (compute, copy)

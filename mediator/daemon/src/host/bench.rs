@@ -85,7 +85,7 @@ impl Bench {
         tenant
     }
 
-    /// A VM with an open channel 0; its gate is open and answered.
+    /// A VM with a channel 0. The gate is open, and the VMM has answered.
     pub(crate) fn open(&mut self, name: &str, weight: u32) -> TenantId {
         let tenant = self.enter(name, weight);
         self.channel(tenant, 0);

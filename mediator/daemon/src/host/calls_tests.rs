@@ -4,7 +4,7 @@
 use turnstile_abi::CHUNK_BYTES;
 use turnstile_gpu::{ChunkId, MemoryEvent};
 
-use super::bench::{Bench, PERIOD, done, gate, show};
+use super::bench::{Bench, PERIOD, done, gate, show, usage};
 use super::recording_gpu::{GATES, MOVABLE};
 use super::*;
 
@@ -130,6 +130,7 @@ fn tenant_that_leaves_is_gone_before_its_context_and_its_use_stays() {
     bench.host.leave(a);
     assert_eq!(show(&bench.take()), ["destroy 1"]);
     assert!(!bench.host.is_empty());
+    assert_eq!(bench.host.lock().mediation.weight(a), None);
     let names = |host: &Host| {
         let snapshot = host.snapshot();
         let names = snapshot.tenants.iter().map(|one| one.name.clone());
@@ -141,7 +142,8 @@ fn tenant_that_leaves_is_gone_before_its_context_and_its_use_stays() {
     assert_eq!((&*last.kind, &*last.vm), ("vm_left", "a"));
     // Work that ends later is its own, and its account's.
     bench.busy = vec![b];
-    bench.period(&[(a, 2), (b, 1)]);
+    let at = bench.gpu.reported().now;
+    bench.close(usage(at, [&[(a, 2), (b, 1)], &[(a, 3)], &[]]));
     let charged = |host: &Host| {
         let snapshot = host.snapshot();
         let departed = snapshot.departed[0].compute_ns;
@@ -149,7 +151,9 @@ fn tenant_that_leaves_is_gone_before_its_context_and_its_use_stays() {
     };
     let (seven, eleven) = (Nanos::from_ms(7), Nanos::from_ms(11));
     assert_eq!(charged(&bench.host), (seven, eleven));
-    assert_eq!(bench.host.snapshot().departed[0].weight, 300);
+    let departed = bench.host.snapshot().departed;
+    let shown = (departed[0].weight, departed[0].copy_ns);
+    assert_eq!(shown, (300, Nanos::from_ms(3)));
     // After a minute it is settled: the sums are the same.
     bench.gpu.reported().now = Moment(0) + Nanos::from_ms(59_999);
     bench.period(&[(b, 1)]);
@@ -169,9 +173,13 @@ fn tenant_that_leaves_is_gone_before_its_context_and_its_use_stays() {
 /// Six chunks of one tenant are on the GPU, five of another one are nowhere yet.
 fn crowded() -> (Bench, TenantId, TenantId) {
     let mut bench = Bench::new(MOVABLE);
-    let (a, b) = (bench.open("a", 100), bench.enter("b", 100));
+    let (a, b) = (bench.enter("a", 100), bench.enter("b", 100));
+    bench.channel(a, 0);
     bench.channel(b, 0);
     bench.answer();
+    bench.host.kicked(a);
+    let resumed = show(&bench.answer());
+    assert!(resumed.contains(&"gpu resume 1".to_owned()), "{resumed:?}");
     let allocated = |owner, first, count, resident| MemoryEvent::Allocated {
         owner,
         first: ChunkId(first),

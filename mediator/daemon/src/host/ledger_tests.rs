@@ -1,6 +1,7 @@
 //! The durable ledger of a host: charges of periods, names, silence, changes.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use turnstile_accounting::record::{Body, Entry, GapCause, GpuIdentity, TenantKind, TenantRecord};
 use turnstile_accounting::store::{Selection, SqliteStore, Store};
@@ -10,6 +11,8 @@ use super::recording_gpu::{Call, GATES};
 use super::*;
 
 const MS: u64 = 1_000_000;
+/// TIMEOUT: of the writer on a busy disk.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn config(path: &Path, window_ms: u64) -> LedgerConfig {
     LedgerConfig {
@@ -189,4 +192,53 @@ fn connection_of_a_vm_ends_when_the_gpu_was_reset() {
     bench.host.retake().unwrap();
     assert!(bench.gpu.hung_up(a));
     assert_eq!(bench.host.ledger_reason(), None);
+}
+
+/// Held twice, and still held at the end.
+#[test]
+fn held_time_of_the_ledger_is_that_of_the_snapshot() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ledger");
+    let mut bench = Bench::new(GATES);
+    bench.host.open_ledger(config(&path, 3_600_000)).unwrap();
+    let (a, b) = (bench.open("a", 100), bench.open("b", 100));
+    bench.busy = vec![a, b];
+    for used in [[(a, 9), (b, 1)], [(a, 0), (b, 10)], [(a, 10), (b, 0)]] {
+        bench.period(&used);
+    }
+    bench.period(&[]);
+    bench.period(&[]);
+    let tenants = bench.host.snapshot().tenants;
+    assert_eq!(tenants[0].tally.held_ahead, 2);
+    let shown: u64 = tenants.iter().map(|one| one.held_ns.0).sum();
+    assert!(bench.host.close_ledger());
+    let found = entries(&path);
+    let kept: u64 = records(&found).map(|one| one.held_ns.0).sum();
+    assert_eq!(kept, shown);
+}
+
+#[test]
+fn ledger_that_cannot_be_written_says_why_and_takes_no_changes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ledger");
+    let mut bench = Bench::new(GATES);
+    bench.host.open_ledger(config(&path, 20)).unwrap();
+    let a = bench.open("a", 100);
+    std::fs::remove_file(&path).unwrap();
+    // A window ends at twice its length, whatever the calendar shows.
+    for _ in 0..5 {
+        bench.period(&[(a, 1)]);
+    }
+    let begin = Instant::now();
+    let reason = loop {
+        if let Some(reason) = bench.host.ledger_reason() {
+            break reason;
+        }
+        assert!(begin.elapsed() < PATIENCE);
+        std::thread::yield_now();
+    };
+    assert!(reason.contains("removed"), "{reason}");
+    assert!(!bench.host.can_note());
+    assert!(bench.host.ledger_health().unwrap().failing);
+    assert!(bench.host.close_ledger(), "the file is made again");
 }

@@ -32,7 +32,7 @@ fn queued_work_of_a_held_tenant_is_found_unless_other_work_is_pending_or_may_com
         assert!(!bench.host.ran_dry(), "this policy admits none for it");
         bench.host.lock().mediation.anyone_waits()
     };
-    for (capabilities, found) in [(GATES, true), (DRAINS, false)] {
+    for (capabilities, found) in [(GATES, true), (DRAINS, false), (MOVABLE, true)] {
         let mut bench = Bench::new(capabilities);
         let (a, b) = (bench.open("a", 100), bench.open("b", 100));
         bench.busy = vec![a, b];

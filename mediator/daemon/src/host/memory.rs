@@ -2,7 +2,6 @@
 //! keeper.
 
 use turnstile_accounting::{Ledger, Metric, Moment, Nanos, TenantId, Usage};
-use turnstile_policies::Weight;
 
 use super::Host;
 use super::peer::Kind;
@@ -79,10 +78,6 @@ impl Memory {
 
     pub(crate) fn remove(&mut self, tenant: TenantId) {
         self.keeper.manager_mut().remove(tenant);
-    }
-
-    pub(crate) fn set_weight(&mut self, tenant: TenantId, weight: Weight) {
-        self.keeper.manager_mut().set_weight(tenant, weight);
     }
 
     /// Whether a tenant may run, as far as memory goes.

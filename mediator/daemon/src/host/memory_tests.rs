@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use turnstile_abi::CHUNK_BYTES;
 use turnstile_accounting::AccountId;
+use turnstile_policies::Weight;
 use turnstile_vmm::wire::FrameWriter;
 
 use super::*;

@@ -455,3 +455,34 @@ fn each_period_that_does_not_balance_is_counted() {
     bench.periods(&mut recorder, 1);
     assert_eq!(recorder.health().refused, 3);
 }
+
+/// The disk neither takes nor refuses: what waits for it is bounded, and the open window grows.
+#[test]
+fn disk_that_does_not_answer_has_bounded_queues() {
+    let mut bench = Bench::new();
+    let mut recorder = bench.start(None);
+    let store = bench.store.clone();
+    let blocked = store.lock().unwrap();
+    bench.periods(&mut recorder, 100 * QUEUE as u64);
+    let waiting = |recorder: &Recorder| recorder.shared.in_flight.load(Ordering::Acquire);
+    assert_eq!(waiting(&recorder), QUEUE);
+    // The open window would be written behind those that wait.
+    assert!(!recorder.shared.drafting.load(Ordering::Acquire));
+    let changed = Changed {
+        by: "uid:0 pid:1".into(),
+        request: Uuid::nil(),
+        part: "scheduling".into(),
+        old: serde_json::Value::Null,
+        new: serde_json::Value::Null,
+    };
+    for noted in 0..CHANGES {
+        assert!(recorder.can_note(), "{noted}");
+        recorder.note("vm", &changed);
+    }
+    assert!(!recorder.can_note());
+    drop(blocked);
+    assert!(recorder.close());
+    let (report, _) = bench.report();
+    let all = 100 * QUEUE as u64 * EVENTS.period_ns.0;
+    assert_eq!(report.window_ns, u128::from(all));
+}

@@ -62,7 +62,7 @@ pub(crate) struct RecordingGpu {
     vmms: Mutex<Vec<Vmm>>,
 }
 
-/// A GPU of one compute and two copy engines; gates stop its tenants.
+/// A GPU of one compute and two copy engines. Gates stop its tenants.
 pub(crate) const GATES: Capabilities = Capabilities {
     compute_engines: 1,
     copy_engines: 2,

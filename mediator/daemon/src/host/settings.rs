@@ -424,7 +424,9 @@ mod tests {
         assert_eq!(refused(&unknown, set), SettingsError::UnknownHeld);
         let moves = host(MOVABLE);
         // The other one may have the whole card.
-        let crowded = refused(&moves, memory(1, None, None));
+        let set = memory(1, None, None);
+        assert!(moves.check_settings("a", set.as_ref()).is_err());
+        let crowded = refused(&moves, set);
         let expected = EntitlementError::Crowded {
             reserved: CHUNK_BYTES,
             set: 8 * CHUNK_BYTES,

@@ -151,13 +151,6 @@ impl MemoryManager {
         self.turn = self.turn.take().filter(|turn| turn.leader != tenant);
     }
 
-    /// Sets the weight by which a tenant's share is computed.
-    pub fn set_weight(&mut self, tenant: TenantId, weight: turnstile_policies::Weight) {
-        if let Some(owner) = self.owners.get_mut(&tenant) {
-            owner.entitlement.weight = weight;
-        }
-    }
-
     /// Takes in a memory event.
     pub fn observe(&mut self, now: Moment, event: &MemoryEvent) {
         match *event {

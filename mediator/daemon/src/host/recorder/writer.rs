@@ -227,3 +227,7 @@ impl Writer {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "writer_tests.rs"]
+mod tests;
