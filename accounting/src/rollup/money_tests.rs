@@ -137,6 +137,7 @@ fn estimates_bounds_waiting_and_copies_are_those_of_the_periods() {
     let mut metered = EVENTS.metered();
     let (mut estimated, mut used, mut copied, mut bound, mut waiting, mut faults, mut turns) =
         (0, 0, 0, 0, 0, 0, 0);
+    let mut unobserved = 0;
     for period in 0..40 {
         let mut usage = metered.usage(period);
         usage.signals = match period % 2 {
@@ -144,6 +145,10 @@ fn estimates_bounds_waiting_and_copies_are_those_of_the_periods() {
             _ => Signals::Polled,
         };
         usage.engines[0].error_bound_ns = Nanos(3);
+        let unseen = usage.engines[0].idle_ns.0 / 2;
+        usage.engines[0].idle_ns -= Nanos(unseen);
+        usage.engines[0].unobserved_ns += Nanos(unseen);
+        unobserved += unseen;
         usage.engines[1].error_bound_ns = Nanos(5 + period);
         let part = |engine: usize| {
             let mut parts = usage.engines[engine].tenants.iter();
@@ -181,6 +186,11 @@ fn estimates_bounds_waiting_and_copies_are_those_of_the_periods() {
         "the largest of the engines"
     );
     assert_eq!(record.waiting_ns, Nanos(waiting));
+    let Body::Window { engines, .. } = &entries[0].body else {
+        panic!("a window")
+    };
+    assert!(unobserved > 0);
+    assert_eq!(engines[0].unobserved_ns, Nanos(unobserved));
     let idle = of(&entries[0], 3);
     assert_eq!(idle.waiting_ns, Nanos::ZERO, "it had no work");
     assert_eq!(record.fault_ns, Nanos(faults));
