@@ -112,32 +112,3 @@ fn missing_foreign_or_empty_file_is_not_opened_as_a_ledger() {
         Err(StoreError::Version { found: 0, .. })
     ));
 }
-
-#[test]
-fn file_without_accounts_is_read_and_is_made_one_with_accounts_by_the_next_writer() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("ledger");
-    let mut written = entries(1, 600);
-    let (mut digest, mut known) = (None, Vec::new());
-    for entry in &mut written {
-        if let Body::Window { tenants, .. } = &mut entry.body {
-            tenants
-                .iter_mut()
-                .for_each(|record| record.tenant.account = None);
-        }
-        let before = digest.unwrap_or_else(|| Digest::genesis(&gpu()));
-        entry.digest = before.follow(&entry.stretch, &entry.body);
-        digest = Some(entry.digest);
-        known.push(entry.clone());
-    }
-    let (first, rest) = known.split_at(2);
-    write(&mut SqliteStore::create(&path).unwrap(), first);
-    // What version 1 does not have.
-    let connection = rusqlite::Connection::open(&path).unwrap();
-    let before = "ALTER TABLE tenant DROP COLUMN account; PRAGMA user_version = 1";
-    connection.execute_batch(before).unwrap();
-    drop(connection);
-    assert_eq!(all(&mut SqliteStore::read(&path).unwrap()), first);
-    write(&mut SqliteStore::create(&path).unwrap(), rest);
-    assert_eq!(all(&mut SqliteStore::read(&path).unwrap()), known);
-}

@@ -278,5 +278,5 @@ fn page_dims_without_a_daemon_and_sets_caps_and_memory() {
         text(&run.stdout),
         text(&run.stderr)
     );
-    assert_eq!(text(&run.stdout).trim(), "8 checks");
+    assert_eq!(text(&run.stdout).trim(), "11 checks");
 }

@@ -52,8 +52,9 @@ const document = {
 const requests = [];
 const vm = { name: "web", limits: { max_bytes: 32 << 20 } };
 const answers = {
-  "/v1/host": { node: "node-7", gpu_model: "Software GPU", policy: "dfq", role: "operator" },
-  "/v1/live/history": [],
+  "/v1/host": { node: "node-7", gpu_model: "Software GPU", policy: "dfq", role: "operator", gpus: ["software-0", "software-1"] },
+  "/v1/live/history?gpu=software-0": [],
+  "/v1/live/history?gpu=software-1": [],
 };
 async function fetch(path, options) {
   requests.push([path, options]);
@@ -62,7 +63,8 @@ async function fetch(path, options) {
 }
 const streams = [];
 class EventSource {
-  constructor() {
+  constructor(path) {
+    this.path = path;
     this.handlers = {};
     streams.push(this);
   }
@@ -74,7 +76,7 @@ class EventSource {
   }
 }
 const timers = [];
-const names = ["document", "fetch", "EventSource", "matchMedia", "getComputedStyle", "uPlot", "addEventListener", "setTimeout"];
+const names = ["document", "fetch", "EventSource", "matchMedia", "getComputedStyle", "uPlot", "addEventListener", "setTimeout", "Option"];
 const values = [
   document,
   fetch,
@@ -86,6 +88,12 @@ const values = [
   },
   () => {},
   (call) => timers.push(call),
+  class extends Element {
+    constructor(text) {
+      super("option");
+      this.value = text;
+    }
+  },
 ];
 new Function(...names, fs.readFileSync(process.argv[2], "utf8"))(...values);
 
@@ -124,5 +132,12 @@ const view = {
   for (let turn = 0; turn < 8; turn++) await settled();
   streams[1].handlers.open();
   assert.ok(!body.classes.has("gone"));
-  console.log("8 checks");
+  const choice = document.getElementById("gpu-choice");
+  assert.deepEqual(choice.children.map((one) => one.value), ["software-0", "software-1"]);
+  choice.value = "software-1";
+  choice.handlers.change();
+  for (let turn = 0; turn < 8; turn++) await settled();
+  assert.deepEqual(streams.map((one) => one.path).pop(), "/v1/live?gpu=software-1");
+  assert.ok(streams[1].closed, "the stream of the other GPU is closed");
+  console.log("11 checks");
 })();
