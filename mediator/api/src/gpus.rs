@@ -17,7 +17,7 @@ use super::etag::tagged;
 use super::gate::RequestId;
 use super::page::{Page, PageQuery};
 use super::problem::Problem;
-use super::snapshots::Seen;
+use super::seen::Seen;
 use super::write::{Write, detached};
 
 /// Where the time of one engine went since the daemon began; the parts add up to `wall_ns`.

@@ -1,8 +1,7 @@
 //! The live view: a sample of the host each second, kept for some minutes, and sent to subscribers.
 
-use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::rejection::QueryRejection;
@@ -12,9 +11,7 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, body::Body};
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
-use tokio_stream::wrappers::WatchStream;
 use tokio_stream::{Stream, StreamExt as _};
 use utoipa::ToSchema;
 
@@ -22,63 +19,14 @@ use super::Shared;
 use super::access::{Caller, Role};
 use super::page::query;
 use super::problem::Problem;
-use super::snapshots::{GpuQuery, Seen};
+use super::seen::{GpuQuery, Seen};
 use crate::view::{Sample, View};
 
 /// Interval of samples.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// Samples that are kept: five minutes.
-const KEPT: usize = 300;
-
 /// Interval of comment lines, so that an idle connection is not taken for dead.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
-
-/// The last samples, as JSON, and the newest for subscribers.
-#[derive(Debug)]
-pub(super) struct Live {
-    kept: Mutex<VecDeque<Arc<str>>>,
-    newest: watch::Sender<Arc<str>>,
-    last: Mutex<Option<Arc<View>>>,
-}
-
-impl Default for Live {
-    fn default() -> Self {
-        Self {
-            kept: Mutex::default(),
-            newest: watch::Sender::new(Arc::from("")),
-            last: Mutex::default(),
-        }
-    }
-}
-
-impl Live {
-    fn add(&self, view: View) {
-        let Ok(text) = serde_json::to_string(&view) else {
-            return;
-        };
-        let text: Arc<str> = text.into();
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.len() == KEPT {
-            kept.pop_front();
-        }
-        kept.push_back(text.clone());
-        drop(kept);
-        self.newest.send_replace(text);
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(view));
-    }
-
-    /// The last second.
-    pub(super) fn last(&self) -> Option<Arc<View>> {
-        let last = self.last.lock();
-        last.unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// A slow subscriber gets the newest sample, and not those that it missed.
-    fn listen(&self) -> impl Stream<Item = Arc<str>> + use<> {
-        WatchStream::from_changes(self.newest.subscribe())
-    }
-}
 
 impl Seen {
     fn sample(&self) -> Sample {
@@ -183,11 +131,7 @@ pub(super) async fn history(
 ) -> Result<Response, Problem> {
     let of = query(of)?;
     let seen = shared.seen(of.gpu.as_deref())?;
-    let kept: Vec<Arc<str>> = {
-        let kept = seen.live.kept.lock();
-        let kept = kept.unwrap_or_else(PoisonError::into_inner);
-        kept.iter().cloned().collect()
-    };
+    let kept = seen.live.kept();
     let text = format!("[{}]", kept.join(","));
     let kind = [(header::CONTENT_TYPE, "application/json")];
     Ok((kind, Body::from(text)).into_response())
@@ -214,27 +158,4 @@ pub(super) async fn stream(
         Ok(Event::default().event("view").data(&*text))
     });
     Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn live_views_are_bounded_and_the_newest_is_published() {
-        let live = Live::default();
-        let mut updates = live.newest.subscribe();
-        for at_ns in 0..=KEPT as u64 {
-            live.add(View {
-                at_ns,
-                ..View::default()
-            });
-        }
-        let kept = live.kept.lock().unwrap();
-        assert_eq!(kept.len(), KEPT);
-        let oldest: View = serde_json::from_str(&kept[0]).unwrap();
-        assert_eq!(oldest.at_ns, 1);
-        let newest: View = serde_json::from_str(&updates.borrow_and_update()).unwrap();
-        assert_eq!(newest.at_ns, KEPT as u64);
-    }
 }

@@ -6,8 +6,6 @@ use std::sync::Arc;
 use axum::extract::{Extension, Path, State};
 use axum::http::HeaderMap;
 use axum::response::Response;
-use serde::{Deserialize, Serialize};
-use turnstile_accounting::Metadata;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
@@ -18,26 +16,8 @@ use super::etag::tagged;
 use super::gate::RequestId;
 use super::params::IfMatch;
 use super::problem::Problem;
+use super::vm::VmMetadata;
 use super::write::{Write, set};
-
-/// Instance id, project and labels of a tenant.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct VmMetadata {
-    /// Id of the instance: of one VM from its creation to its end, on whatever host. Bills have one
-    /// resource for each.
-    #[serde(default)]
-    #[schema(value_type = Option<Uuid>)]
-    pub instance_id: Option<String>,
-    /// The project, 1 to 253 bytes without control characters.
-    #[serde(default)]
-    #[schema(min_length = 1, max_length = 253)]
-    pub project: Option<String>,
-    /// At most 32 labels. A key has 1 to 63 of `A-Z a-z 0-9 . _ / -`, with a letter or digit at
-    /// both ends, a value up to 253 bytes without control characters.
-    #[serde(default)]
-    pub labels: BTreeMap<String, String>,
-}
 
 /// Changes to what is set of a tenant. Null unsets: what the tenant brought is in force again. What
 /// is left out stays as it is.
@@ -51,24 +31,6 @@ pub(super) struct MetadataPatch {
     project: Option<String>,
     /// Labels by key; null unsets one.
     labels: Option<BTreeMap<String, Option<String>>>,
-}
-
-impl VmMetadata {
-    pub(super) fn of(metadata: &Metadata) -> Self {
-        Self {
-            instance_id: metadata.instance_id().map(|id| id.to_string()),
-            project: metadata.project().map(str::to_owned),
-            labels: metadata.labels().clone(),
-        }
-    }
-
-    /// The same, checked.
-    pub(super) fn checked(self) -> Result<Arc<Metadata>, Problem> {
-        let checked = Metadata::new(self.instance_id.as_deref(), self.project, self.labels);
-        checked
-            .map(Arc::new)
-            .map_err(|error| Problem::field(format!("/{}", error.part()), error.to_string()))
-    }
 }
 
 /// Instance id, project and labels in force.

@@ -14,10 +14,9 @@ use super::body::Whole;
 use super::etag::{expect, tagged_at};
 use super::gate::RequestId;
 use super::limits::check;
-use super::metadata::VmMetadata;
 use super::params::IfMatch;
 use super::problem::Problem;
-use super::vm::{Scheduling, Vm};
+use super::vm::{Scheduling, Vm, VmMetadata};
 use super::write::{Write, there};
 use turnstile_daemon::{MemoryLimits, NAME_RULE, Settings, is_tenant_name};
 

@@ -20,7 +20,7 @@ use super::live;
 use super::measured::Measured;
 use super::open_metrics::OpenMetrics;
 use super::router::{open_router, router};
-use super::snapshots::Seen;
+use super::seen::Seen;
 use super::state_file::StateFile;
 use super::sys::peer_groups;
 use super::tls::{Network, Renewal};

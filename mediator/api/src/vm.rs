@@ -1,15 +1,15 @@
 //! A tenant as the API shows it, a VM or a program, and how it is scheduled.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use turnstile_accounting::{Nanos, TenantId};
+use turnstile_accounting::{Metadata, Nanos, TenantId};
 use turnstile_policies::{Cap, ParamsError, Weight};
 use utoipa::ToSchema;
 
 use super::Shared;
 use super::body::Patch;
-use super::metadata::VmMetadata;
 use super::problem::Problem;
 use turnstile_daemon::limits::Amount;
 use turnstile_daemon::{MemoryLimits, MemorySnapshot, Settings, TenantKind, TenantSnapshot};
@@ -95,6 +95,43 @@ pub struct VmResidence {
     pub moved_bytes: u64,
     /// Time of the link that this took.
     pub moved_ns: u64,
+}
+
+/// Instance id, project and labels of a tenant.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VmMetadata {
+    /// Id of the instance: of one VM from its creation to its end, on whatever host. Bills have one
+    /// resource for each.
+    #[serde(default)]
+    #[schema(value_type = Option<Uuid>)]
+    pub instance_id: Option<String>,
+    /// The project, 1 to 253 bytes without control characters.
+    #[serde(default)]
+    #[schema(min_length = 1, max_length = 253)]
+    pub project: Option<String>,
+    /// At most 32 labels. A key has 1 to 63 of `A-Z a-z 0-9 . _ / -`, with a letter or digit at
+    /// both ends, a value up to 253 bytes without control characters.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+}
+
+impl VmMetadata {
+    pub(super) fn of(metadata: &Metadata) -> Self {
+        Self {
+            instance_id: metadata.instance_id().map(|id| id.to_string()),
+            project: metadata.project().map(str::to_owned),
+            labels: metadata.labels().clone(),
+        }
+    }
+
+    /// The same, checked.
+    pub(super) fn checked(self) -> Result<Arc<Metadata>, Problem> {
+        let checked = Metadata::new(self.instance_id.as_deref(), self.project, self.labels);
+        checked
+            .map(Arc::new)
+            .map_err(|error| Problem::field(format!("/{}", error.part()), error.to_string()))
+    }
 }
 
 /// A tenant: a virtual machine, or a program and what descends from it.

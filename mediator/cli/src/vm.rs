@@ -7,8 +7,7 @@ use std::str::FromStr;
 use clap::Subcommand;
 use serde_json::{Map, Value, json};
 use turnstile_api::client::ClientError;
-use turnstile_api::metadata::VmMetadata;
-use turnstile_api::vm::Vm;
+use turnstile_api::vm::{Vm, VmMetadata};
 
 use turnstile_figures::columns::table;
 use turnstile_policies::{Cap, Weight};

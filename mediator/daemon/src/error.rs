@@ -10,6 +10,7 @@ use crate::tenant::guest_memory::GuestMemoryError;
 use crate::tenant::pages::PagesError;
 use turnstile_gpu::interrupts::InterruptsError;
 use turnstile_gpu::{ProgramRefusal, Refusal};
+use turnstile_policies::place;
 
 /// A Unix user of an entry is not known on this host.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -17,6 +18,22 @@ use turnstile_gpu::{ProgramRefusal, Refusal};
 pub struct UserError {
     pub(crate) user: String,
     pub(crate) why: String,
+}
+
+/// Why a tenant is placed on no GPU.
+#[derive(Debug, thiserror::Error)]
+pub enum PlacementError {
+    /// No GPU of this host is large enough.
+    #[error(transparent)]
+    Never(#[from] place::PlaceError),
+    /// All GPUs are full or closed.
+    #[error("No GPU has room for {bytes} bytes now ({gpus}); end a VM, or name less memory")]
+    Full {
+        /// GPU memory that the tenant needs.
+        bytes: u64,
+        /// Bytes free on each GPU.
+        gpus: String,
+    },
 }
 
 /// Why a host or a tenant was refused.
@@ -123,7 +140,7 @@ pub enum HostError {
     Wire(#[from] WireError),
     /// No GPU takes it.
     #[error(transparent)]
-    Placement(#[from] crate::fleet::PlacementError),
+    Placement(#[from] PlacementError),
     /// Hello was expected.
     #[error("The VMM did not say Hello first")]
     NoHello,

@@ -12,19 +12,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use turnstile_accounting::record::GpuIdentity;
 use turnstile_accounting::{AccountId, TenantId};
 use turnstile_policies::place::{self, GpuSize, Job, Placed, Rule};
 use turnstile_vmm::wire::ToDaemon;
-use uuid::Uuid;
 
-use super::error::HostError;
+use super::common::Common;
+use super::error::{HostError, PlacementError};
 use super::host::{Host, HostConfig, refuse};
 use super::journal::Journal;
-use super::limits::{Limits, rows};
+use super::limits::Limits;
 use crate::journal::Changed;
 use turnstile_gpu::Gpu;
 
@@ -32,30 +31,6 @@ use turnstile_gpu::Gpu;
 /// SOURCE: CUDA C Programming Guide, technical specifications per compute capability, 9.0
 const SM_BLOCKS: u32 = 32;
 const SM_WARPS: u32 = 64;
-
-/// What all hosts of a daemon have in common.
-#[derive(Clone, Debug)]
-pub(crate) struct Common {
-    /// This run of the daemon.
-    pub(crate) boot: Uuid,
-    /// Number of the next tenant.
-    pub(crate) next: Arc<AtomicU32>,
-    pub(crate) journal: Arc<Journal>,
-    /// Counts what tenants, accounts and clients hold. Its lock is an innermost one.
-    pub(crate) limits: Arc<Limits>,
-}
-
-impl Common {
-    /// For `gpus` GPUs with so many tenants each.
-    pub(crate) fn new(gpus: usize, tenants_max: usize) -> Self {
-        Self {
-            boot: Uuid::new_v4(),
-            next: Arc::new(AtomicU32::new(1)),
-            journal: Arc::default(),
-            limits: Limits::new(rows((gpus * tenants_max) as u64)),
-        }
-    }
-}
 
 /// The name of a GPU that has none.
 pub(crate) fn unnamed() -> GpuIdentity {
@@ -90,22 +65,6 @@ pub struct Fleet {
     members: Vec<Member>,
     rule: Rule,
     places: Mutex<Places>,
-}
-
-/// Why a tenant is placed on no GPU.
-#[derive(Debug, thiserror::Error)]
-pub enum PlacementError {
-    /// No GPU of this host is large enough.
-    #[error(transparent)]
-    Never(#[from] place::PlaceError),
-    /// All GPUs are full or closed.
-    #[error("No GPU has room for {bytes} bytes now ({gpus}); end a VM, or name less memory")]
-    Full {
-        /// GPU memory that the tenant needs.
-        bytes: u64,
-        /// Bytes free on each GPU.
-        gpus: String,
-    },
 }
 
 /// A tenant that was taken in.

@@ -33,6 +33,7 @@
 mod accounting;
 pub mod accounts;
 mod admission;
+mod common;
 pub mod config;
 mod control;
 mod error;
@@ -62,8 +63,8 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 pub use accounting::{MeterKind, Timing};
 pub use control::ControlError;
-pub use error::{HostError, UserError, chain};
-pub use fleet::{Fleet, Member, PlacementError};
+pub use error::{HostError, PlacementError, UserError, chain};
+pub use fleet::{Fleet, Member};
 pub use fronts::{FrontError, serve_fronts};
 pub use host::accounts::{AccountSnapshot, AccountsConfig, resolve, resolve_all};
 pub use host::debts::KeptDebt;

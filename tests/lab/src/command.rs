@@ -12,7 +12,8 @@ use clap::{Parser, Subcommand};
 use serde_json::Value;
 
 use crate::experiments::{EXPERIMENTS, Experiment};
-use crate::page::{Run, page};
+use crate::page::page;
+use crate::run::Run;
 use crate::seeds::Seeds;
 
 /// Figures of papers and promises of our own, in virtual time.

@@ -18,6 +18,7 @@ pub mod jobs;
 pub mod mistakes;
 pub mod page;
 pub mod result;
+pub mod run;
 pub mod seeds;
 pub mod slices;
 

@@ -4,8 +4,8 @@
 
 use std::fmt::Write;
 
-use crate::page::Run;
 use crate::result::{Paper, Quantity, number};
+use crate::run::Run;
 
 /// A mistake: what is printed, and what is done here.
 #[derive(Clone, Copy, Debug)]

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use crate::chart::{Chart, Series};
 use crate::experiments::Experiment;
-use crate::result::{Failure, Paper, Quantity, Report, Verdict, number};
-use crate::seeds::Seeds;
+use crate::result::{Paper, Quantity, Verdict, number};
+use crate::run::Run;
 
 /// Head of every table.
 const HEAD: [&str; 9] = [
@@ -26,24 +26,7 @@ const HEAD: [&str; 9] = [
 /// Widest line of prose on the page.
 const COLUMNS_MAX: usize = 100;
 
-/// An experiment that was run.
-#[derive(Debug)]
-pub struct Run {
-    /// Its row.
-    pub row: &'static Experiment,
-    /// Its seeds.
-    pub seeds: Seeds,
-    /// Its result; none if it is not built.
-    pub result: Option<Result<Report, Failure>>,
-}
-
 impl Run {
-    /// Runs an experiment.
-    pub fn new(row: &'static Experiment, seeds: Seeds) -> Self {
-        let result = row.run.map(|run| run(&seeds));
-        Self { row, seeds, result }
-    }
-
     /// Whether the weakest verdict is the recorded one. What is not built agrees with itself.
     pub fn agrees(&self) -> bool {
         match &self.result {

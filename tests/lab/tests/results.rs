@@ -5,8 +5,9 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use turnstile_lab::experiments::{EXPERIMENTS, Experiment};
-use turnstile_lab::page::{Run, rows};
+use turnstile_lab::page::rows;
 use turnstile_lab::result::Verdict;
+use turnstile_lab::run::Run;
 use turnstile_lab::seeds::Seeds;
 
 /// Seeds of the experiments that take long: the first of the page's.
