@@ -17,7 +17,6 @@ use super::etag::tagged;
 use super::gate::RequestId;
 use super::page::{Page, PageQuery};
 use super::problem::Problem;
-use super::seen::Seen;
 use super::write::{Write, detached};
 
 /// Where the time of one engine went since the daemon began; the parts add up to `wall_ns`.
@@ -81,7 +80,8 @@ pub struct Gpu {
 }
 
 impl Shared {
-    fn gpu(&self, place: usize, seen: &Seen) -> Gpu {
+    fn gpu(&self, place: usize) -> Gpu {
+        let seen = &self.gpus[place];
         let snapshot = seen.snapshots.get();
         let capability = seen.host.gpu().capabilities();
         let engines = snapshot.engines.iter().map(|engine| {
@@ -131,9 +131,9 @@ pub(super) async fn list(
     State(shared): State<Arc<Shared>>,
     query: Result<Query<PageQuery>, QueryRejection>,
 ) -> Result<Json<Page<Gpu>>, Problem> {
-    let gpus = shared.gpus.iter().enumerate();
-    let gpus = gpus.map(|(place, seen)| (seen.identity.gpu.clone(), shared.gpu(place, seen)));
-    Page::of(query, gpus.collect::<BTreeMap<_, _>>()).map(Json)
+    let gpus = (0..shared.gpus.len()).map(|place| shared.gpu(place));
+    let named: BTreeMap<String, Gpu> = gpus.map(|gpu| (gpu.id.clone(), gpu)).collect();
+    Page::of(query, named).map(Json)
 }
 
 /// One GPU.
@@ -151,7 +151,7 @@ pub(super) async fn get(
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
     let place = shared.place_of(&id)?;
-    Ok(tagged(&headers, &shared.gpu(place, &shared.gpus[place])))
+    Ok(tagged(&headers, &shared.gpu(place)))
 }
 
 impl Shared {
@@ -172,7 +172,7 @@ impl Shared {
             self.fleet.close(place, closed);
             audit.emit(&self.fleet);
         }
-        Ok(self.gpu(place, &self.gpus[place]))
+        Ok(self.gpu(place))
     }
 }
 

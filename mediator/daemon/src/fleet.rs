@@ -87,34 +87,30 @@ impl Fleet {
     ) -> Result<Self, HostError> {
         let tenants_max = gpus.iter().map(|(_, _, config)| config.tenants_max).max();
         let common = Common::new(gpus.len(), tenants_max.unwrap_or(0));
-        let sizes: Vec<GpuSize> = gpus.iter().map(|(_, gpu, _)| size_of(&**gpu)).collect();
         let member = |(identity, gpu, config)| {
             let host = Arc::new(Host::with(gpu, config, common.clone())?);
             Ok(Member { identity, host })
         };
         let members: Result<Vec<Member>, HostError> = gpus.into_iter().map(member).collect();
-        Ok(Self {
-            members: members?,
-            rule,
-            places: Mutex::new(Places {
-                gpus: place::Fleet::new(&sizes),
-                placed: BTreeMap::new(),
-                arriving: BTreeSet::new(),
-            }),
-        })
+        Ok(Self::of(members?, rule))
     }
 
     /// A fleet of one GPU.
     pub fn of_one(identity: GpuIdentity, host: Arc<Host>) -> Self {
-        let size = size_of(&**host.gpu());
+        Self::of(vec![Member { identity, host }], Rule::Spread)
+    }
+
+    fn of(members: Vec<Member>, rule: Rule) -> Self {
+        let sizes = members.iter().map(|member| size_of(&**member.host.gpu()));
+        let places = Places {
+            gpus: place::Fleet::new(&sizes.collect::<Vec<GpuSize>>()),
+            placed: BTreeMap::new(),
+            arriving: BTreeSet::new(),
+        };
         Self {
-            members: vec![Member { identity, host }],
-            rule: Rule::Spread,
-            places: Mutex::new(Places {
-                gpus: place::Fleet::new(&[size]),
-                placed: BTreeMap::new(),
-                arriving: BTreeSet::new(),
-            }),
+            members,
+            rule,
+            places: Mutex::new(places),
         }
     }
 

@@ -420,7 +420,7 @@ impl Host {
 }
 
 /// Sends a peer the reason for which it is refused, if its socket takes it.
-pub(super) fn refuse(error: &HostError, stream: &UnixStream) {
+pub(super) fn refuse(error: &dyn std::error::Error, stream: &UnixStream) {
     let (mut writer, text) = (FrameWriter::new(), chain(error));
     if writer.push(&ToVmm::Refused { text }, Vec::new()).is_ok() {
         let _ = writer.flush(stream);

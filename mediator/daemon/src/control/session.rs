@@ -10,10 +10,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use turnstile_accounting::TenantId;
-use turnstile_vmm::wire::{FrameReader, FrameWriter, ToVmm, WireError};
+use turnstile_vmm::wire::{FrameReader, WireError};
 
-use crate::error::chain;
-use crate::host::Host;
+use crate::host::{Host, refuse};
 use crate::kicks::Kick;
 use crate::limits::{Held, Holder, LimitError};
 
@@ -106,8 +105,5 @@ pub(super) fn tell(stream: &UnixStream, error: &SessionError) {
     if matches!(error, SessionError::Refused(_)) {
         return;
     }
-    let (mut writer, text) = (FrameWriter::new(), chain(error));
-    if writer.push(&ToVmm::Refused { text }, Vec::new()).is_ok() {
-        let _ = writer.flush(stream);
-    }
+    refuse(error, stream);
 }
