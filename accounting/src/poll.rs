@@ -11,6 +11,8 @@ pub struct Seen {
     pub has_work: bool,
     /// Time since it last had work; [`Seen::NEVER`] if it never had any.
     pub idle: Nanos,
+    /// It does not work, and waits in a way that keeps the engine's host unit from its neighbours.
+    pub blocks: bool,
 }
 
 impl Seen {

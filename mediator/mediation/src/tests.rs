@@ -260,6 +260,7 @@ fn polls(count: u64, waits_for_memory: Option<TenantId>) -> (Mediation, Vec<Orde
         let seen = [A, B].map(|tenant| Seen {
             tenant,
             has_work: true,
+            blocks: false,
             idle: Nanos::ZERO,
         });
         let reading = EngineReading {

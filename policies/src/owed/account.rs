@@ -12,7 +12,7 @@ use crate::cap::Quota;
 use crate::params::{Cap, TenantParams, Weight};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use turnstile_accounting::{Moment, Nanos, TenantId};
+use turnstile_accounting::{Moment, Nanos, Seen, TenantId};
 
 /// A new name is owed at most the least that a tenant of its account was owed in this time.
 /// SOURCE: simulation `lab corun`.
@@ -51,6 +51,8 @@ pub(crate) struct State {
     pub(crate) has_lately: bool,
     pub(crate) idle: Nanos,
     pub(crate) live: bool,
+    /// It waits in a way that costs its neighbours.
+    pub(crate) blocks: bool,
     /// Its part of the engine.
     pub(crate) part: Fraction,
 }
@@ -237,12 +239,12 @@ impl Account {
     }
 
     /// Takes the state of a tenant at a poll.
-    pub(crate) fn see(&mut self, id: TenantId, seen: Option<(bool, Nanos)>, now: Moment) {
+    pub(crate) fn see(&mut self, id: TenantId, seen: Option<&Seen>, now: Moment) {
         let account_takes_part = !self.node.is_capped() && self.node.alone > Fraction::ZERO;
         let Some(tenant) = self.tenants.get_mut(&id).filter(|t| t.is_connected()) else {
             return;
         };
-        let (has_work, idle) = seen.unwrap_or((false, Nanos(u64::MAX)));
+        let (has_work, idle) = seen.map_or((false, Seen::NEVER), |seen| (seen.has_work, seen.idle));
         let has_lately = has_work || idle < PRESENT_TIME;
         if has_lately {
             tenant.present_at = Some(now);
@@ -256,6 +258,7 @@ impl Account {
             has_lately,
             idle,
             live: lately && takes_part && account_takes_part,
+            blocks: seen.is_some_and(|seen| seen.blocks),
             part: Fraction::ZERO,
         };
     }

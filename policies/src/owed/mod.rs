@@ -261,8 +261,7 @@ impl Owed {
         let seen: BTreeMap<TenantId, &Seen> = seen.iter().map(|seen| (seen.tenant, seen)).collect();
         for (id, account) in &self.owners {
             if let Some(account) = self.accounts.get_mut(account) {
-                let state = seen.get(id).map(|seen| (seen.has_work, seen.idle));
-                account.see(*id, state, now);
+                account.see(*id, seen.get(id).copied(), now);
             }
         }
         let weight = |account: &Account| u64::from(account.weight.get());

@@ -6,6 +6,7 @@ use super::account::{Account, Tenant};
 use super::fraction::Fraction;
 use super::look::TenantOrder;
 use super::node::Node;
+use super::slices::Bounds;
 use super::target::Credit;
 use super::turn::EARLY;
 use super::{CALM_INTERVAL, LOOK_INTERVAL, Owed, slices};
@@ -25,11 +26,14 @@ impl Owed {
         let short = self.is_target_due();
         for (id, account) in &self.accounts {
             for (tenant_id, tenant) in account.connected() {
-                let beside_target = short && tenant.credit.is_none();
+                let bounds = Bounds {
+                    blocks: tenant.state.blocks,
+                    beside_target: short && tenant.credit.is_none(),
+                };
                 orders.push(TenantOrder {
                     tenant: tenant_id,
                     hold: self.hold(*id, account, tenant_id, tenant, now),
-                    slice_ns: slices::slice(tenant.state.part, least, beside_target),
+                    slice_ns: slices::slice(tenant.state.part, least, bounds),
                 });
             }
         }

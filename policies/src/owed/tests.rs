@@ -35,6 +35,7 @@ impl Rig {
         let with_work = |tenant: &TenantId| Seen {
             tenant: *tenant,
             has_work: true,
+            blocks: false,
             idle: Nanos::ZERO,
         };
         let seen: Vec<Seen> = tenants.iter().map(with_work).collect();
@@ -68,6 +69,7 @@ impl Rig {
         let seen = |(tenant, has_work, _): &(TenantId, bool, u64)| Seen {
             tenant: *tenant,
             has_work: *has_work,
+            blocks: false,
             idle: if *has_work { Nanos::ZERO } else { Seen::NEVER },
         };
         let seen: Vec<Seen> = tenants.iter().map(seen).collect();
@@ -365,6 +367,7 @@ fn polls_at_the_end_of_time_do_not_panic() {
         let seen = [A, B].map(|tenant| Seen {
             tenant,
             has_work: true,
+            blocks: false,
             idle: Nanos::ZERO,
         });
         let readings = [A, B].map(|tenant| Reading {
@@ -380,4 +383,59 @@ fn polls_at_the_end_of_time_do_not_panic() {
         rig.rule.look(Moment(now), &seen, &[measured]);
         assert_eq!(rig.rule.next_look(), Moment(u64::MAX));
     }
+}
+
+#[test]
+fn a_tenant_that_keeps_the_host_unit_has_the_shortest_slice_until_it_works() {
+    let mut rig = Rig::new(&[A, B]);
+    let slices = |rig: &mut Rig, blocks: bool, at: u64| -> Vec<Nanos> {
+        let seen = [A, B].map(|tenant| Seen {
+            tenant,
+            blocks: blocks && tenant == B,
+            has_work: true,
+            idle: Nanos::ZERO,
+        });
+        let orders = rig.rule.look(Moment(at * MS), &seen, &[]);
+        orders.tenants.iter().map(|order| order.slice_ns).collect()
+    };
+    let usual = slices(&mut rig, false, 20);
+    assert_eq!(slices(&mut rig, true, 40), [usual[0], Nanos::from_us(20)]);
+    assert_eq!(slices(&mut rig, false, 60), usual);
+}
+
+/// A tenant that copies and waits keeps the engine in its own turns, and works 0.2 % of them: more
+/// seldom than it is read.
+#[test]
+fn a_tenant_that_is_resident_without_work_has_few_own_turns() {
+    let mut rig = Rig::new(&[A, B]);
+    let (mut in_turns, end) = (0, 20_000 * MS);
+    while rig.now.0 < end {
+        let next = rig.rule.next_look();
+        let length = next.since(rig.now);
+        let own = rig.rule.standing(B).unwrap().own_turn;
+        let worked = if own { 0 } else { length.0 };
+        if own && rig.now.0 > end / 2 {
+            in_turns += length.0;
+        }
+        let seen = [A, B].map(|tenant| Seen {
+            tenant,
+            has_work: true,
+            blocks: false,
+            idle: Nanos::ZERO,
+        });
+        let reading = |tenant, worked, resident| Reading {
+            tenant,
+            worked: Some(Nanos(worked)),
+            resident: Some(Nanos(resident)),
+            waited: Nanos::ZERO,
+        };
+        let readings = [reading(A, worked, worked), reading(B, 0, length.0 - worked)];
+        let measured = Measured {
+            until: next,
+            tenants: &readings,
+        };
+        rig.rule.look(next, &seen, &[measured]);
+        rig.now = next;
+    }
+    assert!(in_turns < end / 40, "{} ms of 10 s", in_turns / MS);
 }

@@ -199,6 +199,7 @@ impl Checked {
                 let seen = ids.iter().zip(seen).map(|(id, (has_work, idle))| Seen {
                     tenant: *id,
                     has_work,
+                    blocks: false,
                     idle: Nanos(idle),
                 });
                 let seen: Vec<Seen> = seen.collect();
@@ -300,6 +301,7 @@ proptest! {
             let seen = ids.iter().map(|id| Seen {
                 tenant: *id,
                 has_work: true,
+                blocks: false,
                 idle: Nanos::ZERO,
             });
             let seen: Vec<Seen> = seen.collect();
@@ -335,6 +337,7 @@ fn work_that_never_runs_is_not_waited_for() {
         let seen = [true, true].iter().zip(&ids).map(|(has_work, id)| Seen {
             tenant: *id,
             has_work: *has_work,
+            blocks: false,
             idle: Nanos::ZERO,
         });
         let seen: Vec<Seen> = seen.collect();

@@ -288,6 +288,7 @@ impl Metering for FakeGpu {
             reading.tenants.push(Seen {
                 tenant: *tenant,
                 has_work: channels.iter().any(|channel| channel.pending > 0),
+                blocks: false,
                 idle: Nanos::ZERO,
             });
         }

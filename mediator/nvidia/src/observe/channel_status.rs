@@ -40,6 +40,11 @@ impl ChannelStatus {
         self.bit(3)
     }
 
+    /// Its group was stopped in the middle of a kernel.
+    pub const fn is_preempted(self) -> bool {
+        self.bit(9)
+    }
+
     /// The engine works for it.
     pub const fn works(self) -> bool {
         self.bit(11)

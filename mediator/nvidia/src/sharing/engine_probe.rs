@@ -27,6 +27,7 @@ use crate::rm::{RmClient, RmError};
 use crate::tenant::groups::{ControlFiles, Groups};
 use crate::tenant::processes::Processes;
 use crate::tenant::state::{Event, State, Tenant};
+use crate::tenant::waits::Waits;
 
 /// Records of the log are complete up to this long before it was read. SOURCE: the log is flushed
 /// before it is read; a switch takes 0.15 ms.
@@ -41,6 +42,9 @@ const READING_INTERVAL: Duration = Duration::from_micros(15);
 
 /// Copies are taken to run for this long after a poll that found a copy engine at work.
 const COPIES: Nanos = Nanos::from_ms(500);
+
+/// The engine idles if less than this part of a window was worked, in percent.
+const WORKED_PERCENT: u64 = 97;
 
 /// A time between two polls of which not all is known yet.
 #[derive(Debug)]
@@ -71,6 +75,8 @@ pub(super) struct EngineProbe {
     /// When a copy engine was last seen at work.
     copied: Option<Moment>,
     open: VecDeque<Open>,
+    /// The engine idled in the last window that was closed.
+    idles: bool,
     records: Vec<SwitchRecord>,
     pub(super) polls: Cost,
     /// Of these, reading the log and the channels.
@@ -103,6 +109,7 @@ impl EngineProbe {
             last: None,
             copied: None,
             open: VecDeque::new(),
+            idles: false,
             records: Vec::new(),
             polls: Cost::default(),
             log_reads: Cost::default(),
@@ -211,6 +218,7 @@ impl EngineProbe {
             .follow(tenants, &self.processes, &mut self.files, Instant::now());
         let channels = Work::brief();
         self.read_channels(at, requests);
+        self.read_waits();
         self.channel_reads.add(&channels);
         // The records of an own turn, and before one, are needed at once.
         let any_held = self.tenants.values().any(|of| of.state.needs_lease());
@@ -240,6 +248,7 @@ impl EngineProbe {
             tenant: *tenant,
             has_work: of.has_work,
             idle: of.idle(at),
+            blocks: of.waits == Waits::Blocking,
         };
         reading.tenants = self.tenants.iter().map(seen).collect();
         self.polls.add(&work);
@@ -365,6 +374,25 @@ impl EngineProbe {
         }
     }
 
+    /// Reads what tenants wait for, where the engine idles beside several that have work.
+    fn read_waits(&mut self) {
+        let suspect = self.idles && self.compete();
+        for (tenant, of) in &mut self.tenants {
+            let due = suspect || of.waits == Waits::Blocking;
+            // Channels of a held tenant have the sign, and wait for the tenant's release.
+            if !due || !of.has_work || of.state.needs_lease() {
+                continue;
+            }
+            let channels = self.groups.channels(*tenant).unwrap_or_default();
+            let words = channels
+                .iter()
+                .map(|channel| self.signals.channel(*channel));
+            if let Some(words) = words.collect::<Option<Vec<_>>>() {
+                of.waits = of.waits.after(&words);
+            }
+        }
+    }
+
     /// Closes the windows that end by `settled`, up to which the log is complete.
     fn close(&mut self, settled: Moment, reading: &mut EngineReading) {
         self.switches.settle(settled);
@@ -375,6 +403,7 @@ impl EngineProbe {
         while let Some(open) = self.open.pop_front_if(is_known) {
             let mut worked = self.meter.close(open.window, open.busy, open.case);
             self.split += u64::from(worked.split);
+            self.see_idle(open.window.length(), &worked.readings);
             for tenant in open.with_work {
                 let listed = |of: &&mut Reading| of.tenant == tenant;
                 match worked.readings.iter_mut().find(listed) {
@@ -391,6 +420,20 @@ impl EngineProbe {
                 }
             }
             reading.windows.push(worked);
+        }
+    }
+
+    /// A window was closed: whether the engine idled in it, and which tenants were on it.
+    fn see_idle(&mut self, window: Nanos, readings: &[Reading]) {
+        let worked: Option<u64> = readings.iter().map(|of| of.worked.map(|ns| ns.0)).sum();
+        self.idles = worked.is_some_and(|ns| ns * 100 < window.0 * WORKED_PERCENT);
+        for Reading {
+            tenant, resident, ..
+        } in readings
+        {
+            if let Some(of) = self.tenants.get_mut(tenant) {
+                of.waits = of.waits.after_window(resident.unwrap_or_default(), window);
+            }
         }
     }
 

@@ -12,6 +12,7 @@
 //! In: channel status, the context-switch log, and orders to hold and to release. A tenant in
 //! `Preempting` or `Suspended` has a lease that the watchdog knows; no other state has one.
 
+use super::waits::Waits;
 use turnstile_accounting::{Moment, Nanos};
 
 /// The state of a tenant.
@@ -81,6 +82,8 @@ pub(crate) struct Tenant {
     pub(crate) active: Option<Moment>,
     /// Since when it is to be held; none while it runs.
     pub(crate) held: Option<Moment>,
+    /// What it keeps from its neighbours while it waits.
+    pub(crate) waits: Waits,
 }
 
 impl Tenant {
@@ -102,6 +105,8 @@ impl Tenant {
         self.apply(event, now);
         if has_work {
             self.worked_at(now);
+        } else {
+            self.waits = Waits::Harmless;
         }
     }
 

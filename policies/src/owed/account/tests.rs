@@ -91,6 +91,15 @@ fn the_name_that_is_owed_most_makes_room() {
     );
 }
 
+fn seen(tenant: TenantId, has_work: bool, idle_ns: u64) -> Seen {
+    Seen {
+        tenant,
+        has_work,
+        idle: Nanos(idle_ns),
+        blocks: false,
+    }
+}
+
 #[test]
 fn live_tenants_divide_the_part_of_their_account() {
     let mut account = account_with(0, Fraction::ONE);
@@ -101,11 +110,11 @@ fn live_tenants_divide_the_part_of_their_account() {
         let part = |id| account.tenants[&id].state.part.permille();
         (account.part.permille(), part(A), part(B))
     };
-    account.see(A, Some((true, Nanos::ZERO)), Moment(0));
-    account.see(B, Some((true, Nanos::ZERO)), Moment(0));
+    account.see(A, Some(&seen(A, true, 0)), Moment(0));
+    account.see(B, Some(&seen(B, true, 0)), Moment(0));
     assert_eq!(account.live(), 2);
     assert_eq!(parts(&mut account, 100), (500, 125, 375));
-    account.see(B, Some((false, Nanos(SECOND))), Moment(SECOND));
+    account.see(B, Some(&seen(B, false, SECOND)), Moment(SECOND));
     assert_eq!(account.live(), 1);
     assert_eq!(
         parts(&mut account, 0),
@@ -118,7 +127,7 @@ fn live_tenants_divide_the_part_of_their_account() {
 fn a_tenant_is_present_a_moment_longer_than_it_has_work() {
     let mut account = account_with(0, Fraction::ONE);
     let mut present = |idle: Option<u64>| {
-        account.see(A, idle.map(|idle| (false, Nanos(idle))), Moment(5));
+        account.see(A, idle.map(|idle| seen(A, false, idle)).as_ref(), Moment(5));
         account.any_present()
     };
     assert!(present(Some(999_999)));

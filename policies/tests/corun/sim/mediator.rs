@@ -220,6 +220,7 @@ impl Mediator {
         let seen = connected.map(|(known, group)| Seen {
             tenant: known.tenant,
             has_work: !group.queue.is_empty(),
+            blocks: false,
             idle: group
                 .empty_since
                 .map_or(Seen::NEVER, |at| Nanos((sim.now - at) as u64)),
