@@ -175,9 +175,15 @@ impl OwnTurn {
         let mut whole = self.first;
         whole.add(self.second);
         if whole.worked == Nanos::ZERO && !self.ended_idle {
-            let resident = Nanos(whole.resident.0.saturating_add(whole.others.0));
-            let idle = lasted.saturating_sub(resident);
-            return (idle.0.saturating_mul(2) > lasted.0).then_some(Alone::OnlyWaits);
+            let is_most = |time: Nanos| time.0.saturating_mul(2) > lasted.0;
+            let free = lasted.saturating_sub(whole.others);
+            let idle = free.saturating_sub(whole.resident);
+            // A context stays on an engine that no other tenant uses, at work or not.
+            return match (is_most(idle), is_most(free)) {
+                (true, _) => Some(Alone::OnlyWaits),
+                (false, true) => Some(Alone::Works(Fraction::ZERO)),
+                (false, false) => None,
+            };
         }
         if self.ended_idle {
             let until = lasted.saturating_sub(HOLDER_IDLE_MAX);

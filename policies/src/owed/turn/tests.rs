@@ -62,6 +62,15 @@ fn a_holder_that_never_worked_only_waits_if_the_engine_was_idle() {
 }
 
 #[test]
+fn a_holder_that_was_resident_without_work_works_little() {
+    let resident = sums(0, 9, 0);
+    let little = Some(Alone::Works(Fraction::ZERO));
+    assert_eq!(measured(resident, sums(0, 10, 0), false), little);
+    assert_eq!(measured(resident, sums(0, 4, 6), false), little);
+    assert_eq!(measured(sums(0, 4, 6), sums(0, 4, 6), false), None);
+}
+
+#[test]
 fn readings_that_are_late_are_those_of_their_turn() {
     let mut turns = Turns::default();
     turns.begin(A, ms(0), TURN);
