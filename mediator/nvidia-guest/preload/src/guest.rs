@@ -16,7 +16,7 @@ use turnstile_nvidia_guest::proto::{
     Extent, Kind, Message, Received, VERSION, node_word, receive, send,
 };
 
-use crate::memory::Memory;
+use crate::memory::{Memory, Registered};
 use crate::sys;
 
 /// NV_ERR_INVALID_ADDRESS. SOURCE: `nvstatuscodes.h`.
@@ -231,8 +231,8 @@ impl Guest {
             sys::write(argument, &parts.buffers[0]);
             return Ok(0);
         }
-        let extents = match self.extents(node, request, &parts) {
-            Ok(extents) => extents,
+        let Registered { extents, shared } = match self.memory_of(node, request, &parts) {
+            Ok(registered) => registered,
             Err(error) => {
                 let at = status_at(self.release, node, request).ok_or(error)?;
                 write_u32(&mut parts.buffers[0], at, INVALID_ADDRESS);
@@ -264,7 +264,7 @@ impl Guest {
             extents: extents.clone(),
             ..Message::default()
         };
-        let answer = self.ask(message, None)?.message;
+        let answer = self.ask(message, shared.as_ref().map(AsFd::as_fd))?.message;
         if answer.buffers.len() != addresses.len() {
             return Err(os(libc::EIO));
         }
@@ -277,8 +277,13 @@ impl Guest {
         }
         let at = status_at(self.release, node, request);
         if at.is_none_or(|at| read_u32(&parts.buffers[0], at) == status::OK) {
-            let exchanged = !extents.is_empty();
-            self.done(file, node, request, &parts, extents);
+            let own = if shared.is_some() {
+                Vec::new()
+            } else {
+                extents
+            };
+            let exchanged = !own.is_empty();
+            self.done(file, node, request, &parts, own);
             // GPU memory that became guest RAM is mapped as such.
             if exchanged && self.here(node, request, &mut parts) {
                 sys::write(argument, &parts.buffers[0]);
@@ -335,7 +340,28 @@ impl Guest {
         }
     }
 
-    /// Guest RAM that a call needs.
+    /// Memory that a call needs.
+    fn memory_of(&mut self, node: Node, request: u32, parts: &Parts) -> io::Result<Registered> {
+        match (&parts.buffers.first(), number(request)) {
+            (Some(top), Some((escape::RM_ALLOC_MEMORY, _)))
+                if node != Node::Uvm && read_u32(top, 12) == class::OS_DESCRIPTOR =>
+            {
+                let (address, last) = (read_u64(top, 24), read_u64(top, 32));
+                let from = address & !(PAGE_BYTES - 1);
+                let to = address
+                    .checked_add(last)
+                    .and_then(|end| end.checked_add(1))
+                    .and_then(|end| end.checked_next_multiple_of(PAGE_BYTES));
+                self.memory.moved(from, to.ok_or_else(|| os(libc::EINVAL))?)
+            }
+            _ => Ok(Registered {
+                extents: self.extents(node, request, parts)?,
+                shared: None,
+            }),
+        }
+    }
+
+    /// New guest RAM that a call needs.
     fn extents(&mut self, node: Node, request: u32, parts: &Parts) -> io::Result<Vec<Extent>> {
         let Some(top) = parts.buffers.first() else {
             return Ok(Vec::new());
@@ -362,15 +388,6 @@ impl Guest {
                     Some((_, bytes)) => self.piece(*bytes),
                     None => Ok(Vec::new()),
                 }
-            }
-            Some(escape::RM_ALLOC_MEMORY) if read_u32(top, 12) == class::OS_DESCRIPTOR => {
-                let (address, last) = (read_u64(top, 24), read_u64(top, 32));
-                let from = address & !(PAGE_BYTES - 1);
-                let to = address
-                    .checked_add(last)
-                    .and_then(|end| end.checked_add(1))
-                    .and_then(|end| end.checked_next_multiple_of(PAGE_BYTES));
-                self.memory.moved(from, to.ok_or_else(|| os(libc::EINVAL))?)
             }
             _ => Ok(Vec::new()),
         }

@@ -7,9 +7,9 @@
 //!   the program registers is moved there ([`ram`]). Doorbell windows are the device's own pages.
 //!
 //! Limits: programs that make system calls without the C library escape it, as do libraries in a
-//! namespace of their own (dlmopen). Registered memory must not be written while it is moved, and
-//! memory that is shared with another process cannot be registered. A forked child has a copy of
-//! the memory, and opens the nodes anew.
+//! namespace of their own (dlmopen). Registered memory must not be written while it is moved; a
+//! file in memory that other processes have too is registered where it is. A forked child has a
+//! copy of the memory, and opens the nodes anew.
 #![deny(unsafe_code)]
 
 mod guest;

@@ -1,5 +1,9 @@
 //! Mappings of the process, from `/proc/self/maps`.
 
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+
 /// A mapping.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mapping {
@@ -10,8 +14,32 @@ pub(crate) struct Mapping {
     pub(crate) shared: bool,
     pub(crate) offset: u64,
     pub(crate) inode: u64,
-    /// Of a file that other processes can open.
-    pub(crate) named: bool,
+    /// The file's name; empty if other processes cannot open it.
+    pub(crate) name: String,
+}
+
+impl Mapping {
+    /// Whether other processes may have it.
+    pub(crate) const fn is_shared_file(&self) -> bool {
+        self.shared && !self.name.is_empty()
+    }
+
+    /// Its file. One that has no name any more can be opened with `CAP_SYS_ADMIN` alone.
+    ///
+    /// # Errors
+    /// As open(2).
+    pub(crate) fn open(&self) -> io::Result<File> {
+        let write = self.protection & libc::PROT_WRITE != 0;
+        let open = |path: &str| OpenOptions::new().read(true).write(write).open(path);
+        let is_same = |file: &File| file.metadata().is_ok_and(|of| of.ino() == self.inode);
+        match open(&self.name) {
+            Ok(file) if is_same(&file) => Ok(file),
+            _ => open(&format!(
+                "/proc/self/map_files/{:x}-{:x}",
+                self.from, self.to
+            )),
+        }
+    }
 }
 
 /// The mapping of a line. SOURCE: proc_pid_maps(5).
@@ -33,6 +61,7 @@ fn mapping(line: &str) -> Option<Mapping> {
     let offset = hexadecimal(words.next()?)?;
     let inode = words.nth(1)?.parse().ok()?;
     let name = words.next().unwrap_or_default();
+    let named = name.starts_with('/') && name != "/dev/zero";
     Some(Mapping {
         from: hexadecimal(from)?,
         to: hexadecimal(to)?,
@@ -40,7 +69,11 @@ fn mapping(line: &str) -> Option<Mapping> {
         shared: bits.get(3) == Some(&b's'),
         offset,
         inode,
-        named: name.starts_with('/') && name != "/dev/zero",
+        name: if named {
+            name.to_owned()
+        } else {
+            String::new()
+        },
     })
 }
 
@@ -84,14 +117,14 @@ mod tests {
             "7f358e000000-7f358e200000 rw-s 00400000 00:01 4711      /memfd:guest-ram (deleted)";
         let read = mapping(line).unwrap();
         assert_eq!(
-            (read.offset, read.inode, read.shared, read.named),
-            (0x40_0000, 4711, true, true)
+            (read.offset, read.inode, read.is_shared_file()),
+            (0x40_0000, 4711, true)
         );
         assert_eq!(read.protection, libc::PROT_READ | libc::PROT_WRITE);
         let private = mapping("1000-3000 r--p 00000000 00:00 0").unwrap();
-        assert!(!private.shared && !private.named);
+        assert!(!private.shared && private.name.is_empty());
         let zero = mapping("1000-3000 rw-s 00000000 00:01 9 /dev/zero (deleted)").unwrap();
-        assert!(zero.shared && !zero.named);
+        assert!(zero.shared && !zero.is_shared_file());
         assert!(all().unwrap().len() > 3);
     }
 

@@ -19,6 +19,14 @@ use crate::sys;
 /// Bytes that are handed out between two searches for pieces that are no longer used.
 const COLLECT_EVERY_BYTES: u64 = 256 << 20;
 
+/// Memory of the program that the driver may have.
+#[derive(Debug, Default)]
+pub(crate) struct Registered {
+    pub(crate) extents: Vec<Extent>,
+    /// Their file, if that is not guest RAM but one that other processes have too.
+    pub(crate) shared: Option<File>,
+}
+
 /// Guest RAM.
 #[derive(Debug)]
 pub(crate) struct Memory {
@@ -111,17 +119,28 @@ impl Memory {
         Ok(extent)
     }
 
-    /// Makes memory of the program guest RAM, with its content; what is so already stays.
+    /// Makes memory of the program guest RAM, with its content; what is so already stays. A file
+    /// that other processes have too stays where it is: CUDA's events between processes are one.
     ///
     /// # Errors
-    /// If it is not mapped, or is shared with other processes.
-    pub(crate) fn moved(&mut self, from: u64, to: u64) -> io::Result<Vec<Extent>> {
+    /// If it is not mapped, or is of several files of which one is shared.
+    pub(crate) fn moved(&mut self, from: u64, to: u64) -> io::Result<Registered> {
         let all = maps::all()?;
         let parts = maps::within(&all, from, to)
             .ok_or_else(|| io::Error::from_raw_os_error(libc::EFAULT))?;
-        let foreign = |part: &Mapping| part.shared && part.named && !self.is_own(part);
+        let foreign = |part: &Mapping| part.is_shared_file() && !self.is_own(part);
         if parts.iter().any(foreign) {
-            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+            let [part] = &parts[..] else {
+                return Err(io::Error::from_raw_os_error(libc::EINVAL));
+            };
+            let whole = all.iter().find(|mapping| mapping.to > from);
+            return Ok(Registered {
+                extents: vec![Extent {
+                    offset: part.offset,
+                    bytes: part.to - part.from,
+                }],
+                shared: Some(whole.unwrap_or(part).open()?),
+            });
         }
         let mut extents: Vec<Extent> = Vec::new();
         for part in parts {
@@ -156,7 +175,10 @@ impl Memory {
                 _ => extents.push(extent),
             }
         }
-        Ok(extents)
+        Ok(Registered {
+            extents,
+            shared: None,
+        })
     }
 
     /// Removes an object and those below it. A client is its own handle.

@@ -164,12 +164,21 @@ fn killed_program_has_nothing_after_a_second() {
     for _ in 0..5 {
         let mut child = vm.start(&program);
         assert!(driver.count().0 > 5);
+        // The driver has the program's file itself, which other processes have too.
+        assert!(maps_shared_file());
         child.0.kill().unwrap();
         until("freed within a second", Duration::from_secs(1), || {
             driver.count() == (0, 0)
         });
+        until("unmapped", LIMIT, || !maps_shared_file());
     }
     vm.end();
+}
+
+/// Whether the device process, which is this one, maps the file that `starts` shares.
+fn maps_shared_file() -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.contains("/dev/shm/turnstile-starts-")
 }
 
 #[test]

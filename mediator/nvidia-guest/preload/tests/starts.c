@@ -162,6 +162,24 @@ int main(int count, char **words) {
     int ended;
     CHECK(waitpid(child, &ended, 0) == child && ended == 0 && pages[5] == 35);
 
+    // Memory that is shared with other processes is registered where it is.
+    char name[64];
+    snprintf(name, sizeof name, "/dev/shm/turnstile-starts-%d", getpid());
+    int file = open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
+    CHECK(file >= 0 && ftruncate(file, 1 << 20) == 0);
+    char *shared = mmap(0, 1 << 20, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    CHECK(shared != MAP_FAILED && close(file) == 0);
+    shared[5] = 35;
+    uint32_t between[14] = {client, 0x5c000001, 0x5c00000d, 0x71, 0x40001010};
+    *(uint64_t *)(between + 6) = (uintptr_t)shared + 4096;
+    *(uint64_t *)(between + 8) = 8191;
+    between[12] = -1;
+    CHECK(ioctl(gpu, ESCAPE(0x27, 56), between) == 0 && between[10] == 0);
+    file = open(name, O_RDWR);
+    char byte;
+    CHECK(pread(file, &byte, 1, 5) == 1 && byte == 35 && close(file) == 0);
+    CHECK(unlink(name) == 0);
+
     // A child that shares the memory closes its own copy alone.
     child = vfork();
     if (child == 0) {

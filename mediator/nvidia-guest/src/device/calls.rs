@@ -102,7 +102,12 @@ impl Device {
             }
             checked.map_err(refused)?
         };
-        let result = self.act(&pieces, message, node, &mut parts, &checked);
+        // The driver may have a shared file's pages as registered memory alone.
+        let result = match checked.action {
+            Action::Register => self.act(&pieces, message, node, &mut parts, &checked),
+            _ if program.shares() => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+            _ => self.act(&pieces, message, node, &mut parts, &checked),
+        };
         let at = status_at(self.release, node, message.request);
         let success =
             result.is_ok() && at.is_none_or(|at| read_u32(&parts.buffers[0], at) == status::OK);

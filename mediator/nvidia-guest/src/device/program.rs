@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, PoisonError};
 
-use rustix::fs::{SealFlags, fcntl_get_seals};
+use rustix::fs::{SealFlags, fcntl_get_seals, fstatfs};
 
 use super::events::{Eventfd, Notify};
 use super::ram::{GuestRam, OneFile, Pieces};
@@ -26,6 +26,8 @@ pub(super) struct Program<'a> {
     number: u64,
     /// Memory that the driver may use.
     ram: Option<Arc<dyn GuestRam>>,
+    /// The file of this call's extents, which the program shares with others.
+    shared: Option<OneFile>,
     /// Gets the files' events, where the program brings no descriptor for them.
     events: Option<Arc<dyn Notify>>,
 }
@@ -43,6 +45,7 @@ impl<'a> Program<'a> {
             device,
             number,
             ram: None,
+            shared: None,
             events: None,
         }
     }
@@ -58,6 +61,7 @@ impl<'a> Program<'a> {
             device,
             number,
             ram: Some(ram),
+            shared: None,
             events: Some(events),
         }
     }
@@ -103,7 +107,13 @@ impl<'a> Program<'a> {
                 self.device.close(message.file);
                 message.answer()
             }),
-            Kind::Call => return (self.device.call(self, message), None),
+            Kind::Call => match descriptor.map(shared_file).transpose() {
+                Ok(shared) => {
+                    self.shared = shared;
+                    return (self.device.call(self, message), None);
+                }
+                Err(error) => Err(error),
+            },
             Kind::Managed => self.device.managed(self, &message),
             Kind::Map => match self.map(&message) {
                 Ok(answer) => return answer,
@@ -214,12 +224,36 @@ impl<'a> Program<'a> {
     /// # Errors
     /// EPROTO if there is none; EINVAL if the extents are not within it.
     pub(super) fn pieces(&self, message: &Message) -> io::Result<Pieces> {
+        if let Some(shared) = &self.shared {
+            return shared.pieces(message);
+        }
         let ram = self
             .ram
             .as_ref()
             .ok_or_else(|| io::Error::from_raw_os_error(libc::EPROTO))?;
         ram.pieces(message)
     }
+
+    /// Whether the memory of this call is a file that the program shares with others.
+    pub(super) const fn shares(&self) -> bool {
+        self.shared.is_some()
+    }
+}
+
+/// A file of which the program registers pages. It may shrink: this process never touches them, and
+/// the driver keeps those that it has.
+///
+/// # Errors
+/// EINVAL if it is not in memory: pages of other file systems may never come.
+fn shared_file(file: OwnedFd) -> io::Result<OneFile> {
+    // SOURCE: `linux/magic.h`, TMPFS_MAGIC.
+    const TMPFS: i64 = 0x0102_1994;
+    if fstatfs(&file)?.f_type != TMPFS {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    let file = Arc::new(File::from(file));
+    let bytes = file.metadata()?.len();
+    Ok(OneFile { file, bytes })
 }
 
 impl Device {

@@ -10,7 +10,8 @@
 //! Hello     version, RAM's bytes, RAM's file      -> release as text
 //! Open      node, flags, eventfd                  -> file, device number
 //! Close     file                                  -> -
-//! Call      file, request, buffers, extents       -> result, errno, buffers
+//! Call      file, request, buffers, extents,
+//!           a shared file of the extents         -> result, errno, buffers
 //! Map       file, length                          -> a window's descriptor, or a page's bytes
 //! Managed   file, base, length, extents           -> status
 //! Stat      node                                  -> device number
