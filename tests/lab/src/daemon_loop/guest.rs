@@ -181,6 +181,14 @@ impl Load {
         }
     }
 
+    /// The moment before which it has no work.
+    pub fn start(&self) -> Moment {
+        match self {
+            Self::Program { start, .. } => *start,
+            Self::Closed { .. } | Self::Open { .. } => Moment(0),
+        }
+    }
+
     /// Its shortest and its longest kernel; none if it has no kernel.
     pub fn lengths(&self) -> Option<Lengths> {
         let of = |lengths: &mut dyn Iterator<Item = Nanos>| {

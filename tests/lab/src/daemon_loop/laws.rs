@@ -188,6 +188,8 @@ struct Pair {
 pub(super) struct Claimant {
     pub(super) weight: u32,
     pub(super) saturating: bool,
+    /// Its first launch.
+    pub(super) start: Moment,
     pub(super) queued_ns_max: Nanos,
 }
 
@@ -247,9 +249,14 @@ impl Lag {
     }
 
     /// Compares the services until now.
-    pub(super) fn check(&mut self, service: &[Nanos]) -> Result<(), BrokenLaw> {
+    pub(super) fn check(&mut self, service: &[Nanos], now: Moment) -> Result<(), BrokenLaw> {
         for pair in &mut self.pairs {
             let difference = difference(&self.claimants, pair, service);
+            if now < self.claimants[pair.behind].start {
+                // It is not backlogged yet.
+                pair.least = difference;
+                continue;
+            }
             pair.least = pair.least.min(difference);
             let lag = difference - pair.least;
             self.worst_permille = self.worst_permille.max(lag * 1000 / pair.bound);

@@ -183,6 +183,7 @@ impl World {
         let claimant = |participant: &Participant| Claimant {
             weight: participant.weight,
             saturating: participant.load.is_saturating() && !pays(&participant.load),
+            start: participant.load.start(),
             queued_ns_max: participant.load.queued_ns_max(),
         };
         let period_ns = match setup.meter {
@@ -418,7 +419,7 @@ impl World {
         let service = self.timeline.service();
         self.launches.check(service, self.timeline.runs())?;
         if self.setup.enforce_lag && !self.over {
-            self.lag.check(service)?;
+            self.lag.check(service, self.now)?;
         }
         let held = |seat: &&Seat| {
             let pending = seat.guest.submitted() > seat.guest.completed();
