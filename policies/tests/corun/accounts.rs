@@ -1,8 +1,8 @@
 //! An account of several tenants beside an account of one, and the weights inside an account.
 
 use crate::pairs::no_failures;
-use crate::sim::{Mediator, Outcome, Program, SEC, observe, program};
 use std::collections::HashMap;
+use turnstile_corun::{Mediator, Outcome, Program, SEC, observe, program};
 
 const MIXED: [&str; 4] = ["train", "decode", "50us", "2ms"];
 const MANY: [&str; 6] = ["train", "decode", "50us", "2ms", "2ms-deep", "mixed"];

@@ -1,25 +1,7 @@
 //! Programs that try to take more than their part, as one tenant and as four of one account.
 
 use crate::pairs::no_failures;
-use crate::sim::{Mediator, SEC, observe, program};
-
-const VICTIMS: [&str; 4] = ["train", "decode", "50us", "memory"];
-const ATTACKS: [&str; 14] = [
-    "waits",
-    "polls",
-    "tiny-deep",
-    "tickle",
-    "stretched",
-    "rests-0.4",
-    "rests-0.6",
-    "bursts",
-    "flicker",
-    "flicker-fast",
-    "spy-forces-turns",
-    "spy-forces-together",
-    "50ms",
-    "50ms-deep",
-];
+use turnstile_corun::rows::{ATTACKS, VICTIMS, attacked};
 
 /// The victim has at least 0.45 of what it does alone, and 0.40 in its worst 2 s.
 fn attacked_by(count: usize, victims: &[&'static str]) {
@@ -27,10 +9,7 @@ fn attacked_by(count: usize, victims: &[&'static str]) {
     let mut failures = Vec::new();
     for victim in victims {
         for attack in ATTACKS {
-            let mut programs = vec![program(victim).account(0)];
-            programs.extend((0..count).map(|_| program(attack).account(1)));
-            let mut mediator = Mediator::new(&programs, &[(1, None), (1, None)]);
-            let outcome = observe(&programs, &mut mediator, 10 * SEC, 30 * SEC, 1);
+            let outcome = attacked(victim, attack, count);
             let (progress, worst) = (outcome.progress[0], outcome.worst_2s[0]);
             (low, low_2s) = (low.min(progress), low_2s.min(worst));
             if progress < 0.45 || worst < 0.40 {

@@ -2,8 +2,8 @@
 //!
 //! SOURCE: simulation `lab corun`, table of the model. Values measured on an H200 are in comments.
 
-use crate::pairs::programs;
-use crate::sim::{alone, native};
+use turnstile_corun::rows::programs;
+use turnstile_corun::{alone, native};
 
 #[test]
 fn pairs_share_the_hardware_as_fitted() {

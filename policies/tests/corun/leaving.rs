@@ -1,7 +1,7 @@
 //! Tenants that leave and return: under their name, a new name, a new account, as a sibling.
 
 use crate::pairs::no_failures;
-use crate::sim::{MS, Mediator, Ns, SEC, Sources, observe, program};
+use turnstile_corun::{MS, Mediator, Ns, SEC, Sources, observe, program};
 
 /// A program, its steps between two absences, and the length of an absence.
 const COMINGS: [(&str, usize, Ns); 12] = [

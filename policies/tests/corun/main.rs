@@ -13,5 +13,4 @@ mod many;
 mod meter;
 mod pairs;
 mod quotas;
-mod sim;
 mod targets;

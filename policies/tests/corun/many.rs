@@ -1,7 +1,8 @@
 //! Sixteen tenants, and eight programs at once.
 
-use crate::pairs::{EIGHT, least, no_failures, owed};
-use crate::sim::{MS, Program, SEC, native, program};
+use crate::pairs::no_failures;
+use turnstile_corun::rows::{EIGHT, least, owed};
+use turnstile_corun::{MS, Program, SEC, native, program};
 
 fn tenants(count: usize, mix: &[&'static str]) -> Vec<Program> {
     (0..count)

@@ -1,7 +1,8 @@
 //! Sources that are late, wrong or missing.
 
-use crate::pairs::{LAUNCHES, Row, SIX, least, no_failures, parts, programs};
-use crate::sim::{MS, Mediator, SEC, Silence, Sources, observe};
+use crate::pairs::no_failures;
+use turnstile_corun::rows::{LAUNCHES, Row, SIX, least, parts, programs};
+use turnstile_corun::{MS, Mediator, SEC, Silence, Sources, observe};
 
 fn rows(pick: usize) -> Vec<Row> {
     let pairs = LAUNCHES.iter().chain(&SIX);

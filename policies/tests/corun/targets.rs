@@ -1,7 +1,7 @@
 //! Latency targets: shorter slices of other tenants, and no more engine time.
 
-use crate::pairs::owed;
-use crate::sim::{Outcome, SEC, alone, program};
+use turnstile_corun::rows::owed;
+use turnstile_corun::{Outcome, SEC, alone, program};
 
 /// Runs these programs; `targets` lists those with a target.
 fn run(names: &[&'static str], targets: &[usize]) -> Outcome {

@@ -22,7 +22,11 @@ const LONG: [(&str, u64); 7] = [
     ("unfair", 2),
 ];
 /// Experiments that run for minutes even with one seed, and the tests that cover them.
-const COVERED: [(&str, &str); 3] = [
+const COVERED: [(&str, &str); 4] = [
+    (
+        "corun",
+        "corun::each_of_28_pairs_has_its_part_and_no_less_than_natively",
+    ),
     (
         "loga-11-loop",
         "scheduling::throttles_beside_six_programs_get_their_part",

@@ -12,6 +12,7 @@ pub mod case_fig1;
 pub mod case_task;
 #[cfg(feature = "world")]
 pub mod charged;
+pub mod corun;
 #[cfg(feature = "world")]
 pub mod launch_wait;
 pub mod li;

@@ -59,6 +59,8 @@ table! {
         Bound, 2, Within, world(charged::report);
     "launch-wait", "none", "pairs of which one or both launch and wait", "-":
         Bound, 1, Within, world(launch_wait::report);
+    "corun", "none", "programs together under the rule `owed`, on a model", "-":
+        Bound, 1, Within, run(corun::report);
     "share", "none", "share error against the fluid ideal", "-":
         Bound, 20, Within, world(share::report);
     "unfair", "LoGA 2.2", "long commands against short ones", "-":

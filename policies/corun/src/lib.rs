@@ -1,3 +1,8 @@
+//! A model of an engine with the hardware's time slices, fitted to measured pairs of programs, and
+//! the rule `owed` that polls it. Nothing here ran on a GPU.
+//!
+//! In: programs, their weights and accounts. Out: what each does of what it does alone.
+//!
 //! One engine with the hardware's time slices, the programs on it, and the mediator that polls it.
 //!
 //! `programs.rs` has the programs, `engine.rs` the engine, `host.rs` the hosts, `mediator.rs` the
@@ -8,17 +13,21 @@ mod host;
 mod mediator;
 mod outcome;
 mod programs;
+pub mod rows;
 
-pub(crate) use engine::Sim;
-pub(crate) use mediator::{Mediator, Silence, Sources};
-pub(crate) use outcome::{Outcome, alone, native, observe};
-pub(crate) use programs::{Program, program};
+pub use engine::{Poller, Sim};
+pub use mediator::{Mediator, Silence, Sources};
+pub use outcome::{Outcome, alone, native, observe};
+pub use programs::{Program, program};
 
 /// Nanoseconds of the model.
-pub(crate) type Ns = i64;
-pub(crate) const US: Ns = 1_000;
-pub(crate) const MS: Ns = 1_000_000;
-pub(crate) const SEC: Ns = 1_000_000_000;
+pub type Ns = i64;
+/// A microsecond.
+pub const US: Ns = 1_000;
+/// A millisecond.
+pub const MS: Ns = 1_000_000;
+/// A second.
+pub const SEC: Ns = 1_000_000_000;
 /// Later than any run.
 pub(crate) const NEVER: Ns = i64::MAX / 4;
 

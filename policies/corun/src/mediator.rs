@@ -1,7 +1,7 @@
 //! Drives the rule: reads the model at each poll, and sets holds and slices.
 
-use super::engine::Poller;
-use super::{NEVER, Ns, Program, Random, Sim};
+use crate::engine::Poller;
+use crate::{NEVER, Ns, Program, Random, Sim};
 use std::collections::VecDeque;
 use turnstile_accounting::{AccountId, Moment, Nanos, Reading, Seen, TenantId};
 use turnstile_policies::{Cap, Measured, Membership, Owed, TenantParams, Tuning, Weight};
@@ -11,7 +11,7 @@ const WEIGHT: u32 = 100;
 
 /// What is unknown of a time in which the meter has no value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Silence {
+pub enum Silence {
     /// Worked time; resident time is known.
     Worked,
     /// Both.
@@ -20,18 +20,19 @@ pub(crate) enum Silence {
 
 /// Quality of the sources.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sources {
+pub struct Sources {
     /// Variation of a reading of worked time while tenants run together.
-    pub(crate) noise: f64,
-    pub(crate) late: Ns,
+    pub noise: f64,
+    /// How late readings are.
+    pub late: Ns,
     /// Not late at polls that need all readings.
-    pub(crate) on_request: bool,
+    pub on_request: bool,
     /// Factor of the readings of one tenant.
-    pub(crate) bias: Option<(usize, f64)>,
+    pub bias: Option<(usize, f64)>,
     /// From, to, and what is unknown.
-    pub(crate) silent: Option<(Ns, Ns, Silence)>,
+    pub silent: Option<(Ns, Ns, Silence)>,
     /// The tenant has a new account at each return.
-    pub(crate) new_accounts: bool,
+    pub new_accounts: bool,
 }
 
 impl Default for Sources {
@@ -62,8 +63,9 @@ struct Known {
 
 /// The rule and its sources.
 #[derive(Debug)]
-pub(crate) struct Mediator {
-    pub(crate) rule: Owed,
+pub struct Mediator {
+    /// The production rule.
+    pub rule: Owed,
     sources: Sources,
     known: Vec<Known>,
     next_tenant: u32,
@@ -74,8 +76,9 @@ pub(crate) struct Mediator {
     readings: VecDeque<(Ns, Vec<Reading>)>,
     random: Random,
     /// Polls, and what each group worked since the one before, as read.
-    pub(crate) used: Vec<(Ns, Vec<Ns>)>,
-    pub(crate) longest_interval: Ns,
+    pub used: Vec<(Ns, Vec<Ns>)>,
+    /// Longest time between two polls.
+    pub longest_interval: Ns,
     polled_at: Ns,
 }
 
@@ -87,7 +90,7 @@ fn cap((fraction, period): (f64, Ns)) -> Cap {
 impl Mediator {
     /// `accounts`: weight, and quota over period, of accounts 0 and up. An account that is not
     /// listed has one program, and that program's weight.
-    pub(crate) fn new(programs: &[Program], accounts: &[(u32, Option<(f64, Ns)>)]) -> Self {
+    pub fn new(programs: &[Program], accounts: &[(u32, Option<(f64, Ns)>)]) -> Self {
         let mut rule = Owed::new(&Tuning::default());
         for (id, (weight, quota)) in accounts.iter().enumerate() {
             let params = params(*weight, *quota);
@@ -124,13 +127,14 @@ impl Mediator {
         }
     }
 
-    pub(crate) fn with(mut self, sources: Sources) -> Self {
+    /// The same with other sources.
+    pub fn with(mut self, sources: Sources) -> Self {
         self.sources = sources;
         self
     }
 
     /// The current tenant of the group.
-    pub(crate) fn tenant(&self, index: usize) -> TenantId {
+    pub fn tenant(&self, index: usize) -> TenantId {
         self.known[index].tenant
     }
 

@@ -1,8 +1,8 @@
 //! The host of a program: it launches ahead, waits, leaves and returns.
 
-use super::engine::{Event, Kernel, Sim};
-use super::programs::Op;
-use super::{Ns, Program};
+use crate::engine::{Event, Kernel, Sim};
+use crate::programs::Op;
+use crate::{Ns, Program};
 use std::collections::VecDeque;
 
 /// The state of a host.

@@ -1,40 +1,43 @@
 //! Measurements of a run: progress against running alone, worst windows, latencies.
 
-use super::engine::{BIN, Native, Poller};
-use super::{MS, Ns, Program, SEC, Sim, program};
+use crate::engine::{BIN, Native, Poller};
+use crate::{MS, Ns, Program, SEC, Sim, program};
 use std::cell::RefCell;
 use std::collections::HashMap;
 
 /// The figures of a run, by tenant unless noted.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Outcome {
+pub struct Outcome {
     /// Rate over rate alone; for an open loop median latency alone over median latency.
-    pub(crate) progress: Vec<f64>,
+    pub progress: Vec<f64>,
     /// 99th percentile of a step, in milliseconds.
-    pub(crate) p99_ms: Vec<f64>,
+    pub p99_ms: Vec<f64>,
     /// Resident time, as a fraction of the engine's.
-    pub(crate) resident: Vec<f64>,
-    pub(crate) worked: Vec<f64>,
+    pub resident: Vec<f64>,
+    /// Worked time, likewise.
+    pub worked: Vec<f64>,
     /// Worked time in the worst 2 s over that alone.
-    pub(crate) worst_2s: Vec<f64>,
-    pub(crate) longest_hold: Vec<Ns>,
+    pub worst_2s: Vec<f64>,
+    /// The longest hold of each.
+    pub longest_hold: Vec<Ns>,
     /// Of the whole run.
-    pub(crate) polls_per_s: f64,
+    pub polls_per_s: f64,
 }
 
 impl Outcome {
-    pub(crate) fn sum(&self) -> f64 {
+    /// The sum of all progress.
+    pub fn sum(&self) -> f64 {
         self.progress.iter().sum()
     }
 }
 
 /// The figures of a program alone.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Alone {
+pub struct Alone {
     rate: f64,
     p50_ms: f64,
-    pub(crate) p99_ms: f64,
-    pub(crate) worked: f64,
+    pub p99_ms: f64,
+    pub worked: f64,
 }
 
 thread_local! {
@@ -56,7 +59,7 @@ fn sorted_latencies(sim: &Sim, index: usize) -> Vec<Ns> {
 }
 
 /// Runs the program without others, for 20 s.
-pub(crate) fn alone(name: &'static str) -> Alone {
+pub fn alone(name: &'static str) -> Alone {
     if let Some(known) = ALONE.with_borrow(|known| known.get(name).copied()) {
         return known;
     }
@@ -74,7 +77,7 @@ pub(crate) fn alone(name: &'static str) -> Alone {
 }
 
 /// Runs the programs for `warm` and then `length`, and measures the latter.
-pub(crate) fn observe(
+pub fn observe(
     programs: &[Program],
     poller: &mut dyn Poller,
     warm: Ns,
@@ -133,6 +136,6 @@ fn worst_2s(bins: &[Ns], from: Ns, to: Ns) -> f64 {
 }
 
 /// The programs on the hardware alone.
-pub(crate) fn native(programs: &[Program]) -> Outcome {
+pub fn native(programs: &[Program]) -> Outcome {
     observe(programs, &mut Native, SEC, 15 * SEC, 1)
 }

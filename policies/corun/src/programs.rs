@@ -1,13 +1,13 @@
 //! The programs: their steps, as operations of the host.
 
-use super::{MS, Ns, SEC, US};
+use crate::{MS, Ns, SEC, US};
 
 /// The hardware's slice.
 pub(crate) const SLICE: Ns = 2_048 * US;
 
 /// One operation of a host.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Op {
+pub enum Op {
     /// The host computes.
     Host(Ns),
     /// Launches a kernel of this length.
@@ -35,21 +35,25 @@ use Op::{Done, Due, Host, Launch, LaunchAfterCopies, Leave, Poll, QueueCopy, Ret
 
 /// A program, its account, weight, target and quota.
 #[derive(Clone, Debug)]
-pub(crate) struct Program {
-    pub(crate) name: &'static str,
-    pub(crate) ops: Vec<Op>,
+pub struct Program {
+    /// Its name in the tables.
+    pub name: &'static str,
+    /// Its steps, over and over.
+    pub ops: Vec<Op>,
     /// Weight within its account, or of its account if it is the only program of it.
-    pub(crate) weight: u32,
+    pub weight: u32,
     /// Variation of each host operation.
-    pub(crate) jitter: f64,
+    pub jitter: f64,
     /// Variation of all host operations of a step.
-    pub(crate) step_jitter: f64,
-    pub(crate) start: Ns,
+    pub step_jitter: f64,
+    /// When it begins.
+    pub start: Ns,
     /// None: an account of its own.
-    pub(crate) account: Option<u32>,
-    pub(crate) target: bool,
+    pub account: Option<u32>,
+    /// It has a latency target.
+    pub target: bool,
     /// A fraction of the engine in each period.
-    pub(crate) quota: Option<(f64, Ns)>,
+    pub quota: Option<(f64, Ns)>,
 }
 
 /// Launches `count` kernels one after the other, then waits.
@@ -148,7 +152,7 @@ fn attack(name: &str) -> Vec<Op> {
 }
 
 /// A program by its name, with weight 1 and an account of its own.
-pub(crate) fn program(name: &'static str) -> Program {
+pub fn program(name: &'static str) -> Program {
     let (jitter, step_jitter) = match name {
         "infer" => (0.05, 0.20),
         "decode" | "small" => (0.05, 0.04),
@@ -169,40 +173,45 @@ pub(crate) fn program(name: &'static str) -> Program {
 }
 
 impl Program {
-    pub(crate) fn weight(mut self, weight: u32) -> Self {
+    /// The same with a weight.
+    pub fn weight(mut self, weight: u32) -> Self {
         self.weight = weight;
         self
     }
 
-    pub(crate) fn start(mut self, at: Ns) -> Self {
+    /// The same with a beginning.
+    pub fn start(mut self, at: Ns) -> Self {
         self.start = at;
         self
     }
 
-    pub(crate) fn account(mut self, account: u32) -> Self {
+    /// The same in an account.
+    pub fn account(mut self, account: u32) -> Self {
         self.account = Some(account);
         self
     }
 
-    pub(crate) fn target(mut self) -> Self {
+    /// The same with a latency target.
+    pub fn target(mut self) -> Self {
         self.target = true;
         self
     }
 
-    pub(crate) fn quota(mut self, fraction: f64, period: Ns) -> Self {
+    /// The same with a quota: a fraction of the engine in each period.
+    pub fn quota(mut self, fraction: f64, period: Ns) -> Self {
         self.quota = Some((fraction, period));
         self
     }
 
     /// Works `steps` steps, leaves for `away`, and returns, under a new name or the same.
-    pub(crate) fn leaving(mut self, steps: usize, away: Ns, new_name: bool) -> Self {
+    pub fn leaving(mut self, steps: usize, away: Ns, new_name: bool) -> Self {
         self.ops = self.ops.repeat(steps);
         self.ops.extend([Sync(0), Leave(away), Return(new_name)]);
         self
     }
 
     /// It works at a fixed rate, and is measured by its latency.
-    pub(crate) fn is_open_loop(&self) -> bool {
+    pub fn is_open_loop(&self) -> bool {
         self.ops.iter().any(|op| matches!(op, Due(_)))
     }
 }

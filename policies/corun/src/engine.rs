@@ -2,9 +2,9 @@
 //!
 //! SOURCE: the times are those measured on H100 and H200, or fitted to them.
 
-use super::host::Host;
-use super::programs::SLICE;
-use super::{MS, NEVER, Ns, Program, Random, US};
+use crate::host::Host;
+use crate::programs::SLICE;
+use crate::{MS, NEVER, Ns, Program, Random, US};
 use core::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
@@ -122,7 +122,7 @@ enum State {
 }
 
 /// The poller of the engine.
-pub(crate) trait Poller {
+pub trait Poller: std::fmt::Debug {
     /// Polls, and returns the time to the next poll.
     fn poll(&mut self, sim: &mut Sim) -> Ns;
 
@@ -131,6 +131,7 @@ pub(crate) trait Poller {
 }
 
 /// No mediator: the hardware alone.
+#[derive(Debug)]
 pub(crate) struct Native;
 
 impl Poller for Native {
@@ -141,7 +142,7 @@ impl Poller for Native {
 
 /// The model.
 #[derive(Debug)]
-pub(crate) struct Sim {
+pub struct Sim {
     pub(crate) now: Ns,
     sequence: u64,
     events: BinaryHeap<Reverse<(Ns, u64, Event)>>,
@@ -156,7 +157,8 @@ pub(crate) struct Sim {
 }
 
 impl Sim {
-    pub(crate) fn new(programs: &[Program], seed: u64) -> Self {
+    /// The engine, with these programs.
+    pub fn new(programs: &[Program], seed: u64) -> Self {
         let mut sim = Self {
             now: 0,
             sequence: 0,
@@ -182,8 +184,15 @@ impl Sim {
         self.events.push(Reverse((at, self.sequence, event)));
     }
 
+    /// What a program worked from one moment to another, in steps of [`BIN`].
+    pub fn worked(&self, program: usize, from: Ns, to: Ns) -> Ns {
+        let bins = self.groups[program].bins.iter();
+        let (from, to) = ((from / BIN) as usize, (to / BIN) as usize);
+        bins.take(to).skip(from).sum()
+    }
+
     /// Runs the model up to `until`.
-    pub(crate) fn run(&mut self, until: Ns, poller: &mut dyn Poller) {
+    pub fn run(&mut self, until: Ns, poller: &mut dyn Poller) {
         while let Some(Reverse((at, sequence, event))) = self.events.pop() {
             if at > until {
                 self.events.push(Reverse((at, sequence, event)));
