@@ -15,7 +15,7 @@ use crate::seeds::{Seeds, over_seeds};
 /// Of its part, each program's progress over 30 s, and over its worst 2 s.
 const PROGRESS: f64 = 0.9;
 const WORST_2S: f64 = 0.85;
-/// Of what it does alone, the progress of a victim whose part is a half.
+/// A victim is entitled to a half: its progress, and that of its worst 2 s.
 const VICTIM: f64 = 0.45;
 const VICTIM_2S: f64 = 0.40;
 /// A sum may fall short of native's by this much, and the mean of all sums over native's.
