@@ -19,6 +19,7 @@ use turnstile_api::client::ClientError;
 use turnstile_daemon::DaemonError;
 use turnstile_daemon::config::ConfigError;
 use turnstile_daemon::socket::ListenError;
+use turnstile_vmm::attach::AttachError;
 use turnstile_vmm::vmm::VmError;
 use turnstile_vmm::wire::WireError;
 
@@ -107,10 +108,10 @@ impl Exit {
         }
         if let Some(error) = cause.downcast_ref::<VmError>() {
             return match error {
-                VmError::Connect { .. } => Some(Self::NoDaemon),
+                VmError::Attach(AttachError::Connect { .. }) => Some(Self::NoDaemon),
                 VmError::Config(_) => Some(Self::Usage),
                 // Its source has nothing to do with standard output.
-                VmError::Wire(_) => Some(Self::Failed),
+                VmError::Attach(AttachError::Wire(_)) => Some(Self::Failed),
                 _ => None,
             };
         }
@@ -339,7 +340,7 @@ mod tests {
         assert_eq!(Exit::of(&output), Exit::BrokenPipe);
         let path = PathBuf::from("vmm.sock");
         let source = pipe();
-        let connect = VmError::Connect { path, source };
+        let connect = VmError::from(AttachError::Connect { path, source });
         assert_eq!(Exit::of(&connect.into()), Exit::NoDaemon);
     }
 

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use turnstile_abi::ErrorCode;
 use turnstile_host::run_folder;
 use turnstile_images::{Load, Outcome, Report, Workload};
+use turnstile_vmm::attach::AttachError;
 use turnstile_vmm::vmm::{self, VmConfig, VmEnd, VmError, VmHandle, VmReport};
 
 use super::exit::{Ended, Exit};
@@ -150,7 +151,9 @@ fn guest_failed(name: &str, text: &str, lost: bool) -> anyhow::Error {
 fn is_of_the_connection(error: &anyhow::Error) -> bool {
     matches!(
         error.downcast_ref(),
-        Some(VmError::Connect { .. } | VmError::Wire(_) | VmError::Closed)
+        Some(VmError::Attach(
+            AttachError::Connect { .. } | AttachError::Wire(_) | AttachError::Closed
+        ))
     )
 }
 

@@ -22,7 +22,7 @@ const MSIX_MASK: u32 = 1 << 30;
 const BAR_64_BIT_PREFETCHABLE: u32 = 0b1100;
 
 /// Bytes that a BAR of the device takes on the bus; a power of two.
-pub(crate) fn bar_bytes(bar: usize, memory_bytes: u64) -> u64 {
+pub fn bar_bytes(bar: usize, memory_bytes: u64) -> u64 {
     match bar {
         BAR_REGS => regs::BAR_BYTES,
         BAR_DOORBELLS => u64::from(CHANNELS_MAX) * PAGE_BYTES,
@@ -106,7 +106,7 @@ impl ConfigSpace {
     }
 
     /// Lets the device decode memory accesses, as firmware does.
-    pub(crate) fn enable_memory(&mut self) {
+    pub fn enable_memory(&mut self) {
         self.words[COMMAND] |= 1 << 1;
     }
 

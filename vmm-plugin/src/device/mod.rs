@@ -9,7 +9,7 @@ mod mailbox;
 mod msix;
 
 pub use config::ConfigSpace;
-pub(crate) use config::bar_bytes;
+pub use config::bar_bytes;
 pub use msix::MsiMessage;
 
 use mailbox::Mailbox;
@@ -125,7 +125,7 @@ impl<H: Host> VirtualGpu<H> {
     }
 
     /// A trapped read of the register BAR. Zeroes where the contract defines nothing.
-    pub(crate) fn regs_read(&mut self, offset: u64, data: &mut [u8]) {
+    pub fn regs_read(&mut self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         if !well_formed(offset, data.len()) {
             self.ignored += 1;
@@ -142,7 +142,7 @@ impl<H: Host> VirtualGpu<H> {
     }
 
     /// A trapped write to the register BAR. Ignored where the contract defines nothing to write.
-    pub(crate) fn regs_write(&mut self, offset: u64, data: &[u8]) {
+    pub fn regs_write(&mut self, offset: u64, data: &[u8]) {
         if !well_formed(offset, data.len()) {
             self.ignored += 1;
             return;
@@ -154,7 +154,7 @@ impl<H: Host> VirtualGpu<H> {
     }
 
     /// The mediator's answer to request `id`. An answer to any other request is dropped.
-    pub(crate) fn mailbox_done(
+    pub fn mailbox_done(
         &mut self,
         id: u64,
         error: u32,

@@ -113,7 +113,7 @@ pub(super) fn watch(session: &Session, pages: &MappedPages) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vmm::link::parking;
+    use crate::attach::parking;
 
     #[test]
     fn doorbell_with_a_repeated_value_is_detected() {

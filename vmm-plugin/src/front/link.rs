@@ -15,14 +15,12 @@ use super::doorbells::{MappedPages, NoPages, watch};
 use super::seldom::{Allowance, Seldom};
 use super::vectors::Vectors;
 use super::{Doorbells, FrontConfig};
-use crate::device::{VirtualGpu, bar_bytes};
-use crate::gate::{GateControl, SharedPages};
+use crate::attach::{
+    self, AttachError, Disobedience, NoRoutes, Request, Welcome, interrupts, parking,
+};
+use crate::device::bar_bytes;
 use crate::vfio_user::{
     Area, DmaMap, DmaUnmap, Errno, Irq, Layout, Mapping, Maps, Memory, Region, irq,
-};
-use crate::vmm::VmError;
-use crate::vmm::link::{
-    Disobedience, Greeting, LinkHost, NoRoutes, Receiver, Sender, greet, interrupts, obey, parking,
 };
 use crate::wire::{ToDaemon, ToVmm};
 
@@ -35,24 +33,8 @@ const ATTEMPTS: u32 = 4;
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The VM as a tenant of the daemon's.
-#[derive(Debug)]
-pub(super) struct Attached {
-    gpu: Mutex<VirtualGpu<LinkHost<NoRoutes>>>,
-    pub(super) gates: GateControl<NoPages, Arc<SharedPages>>,
-    sender: Arc<Sender>,
-}
-
-impl Attached {
-    pub(super) fn gpu(&self) -> MutexGuard<'_, VirtualGpu<LinkHost<NoRoutes>>> {
-        self.gpu.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Channels that have a gate.
-    pub(super) fn open_channels(&self, channels: &mut Vec<u32>) {
-        channels.clear();
-        channels.extend((0..self.gates.channels()).filter(|c| self.gates.state(*c).is_some()));
-    }
-}
+pub(super) type Attached = attach::Attached<NoPages, NoRoutes>;
+type Frames = attach::Control<NoPages, NoRoutes>;
 
 #[derive(Debug, Default)]
 struct Link {
@@ -86,13 +68,16 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn start(config: FrontConfig, seldom: Arc<Seldom>) -> Result<Arc<Self>, VmError> {
+    pub(super) fn start(
+        config: FrontConfig,
+        seldom: Arc<Seldom>,
+    ) -> Result<Arc<Self>, AttachError> {
         let pages = match config.doorbells {
             Doorbells::Trapped => None,
             Doorbells::Mapped => Some(Arc::new(MappedPages::new(parking(CHANNELS_MAX)?))),
         };
         let session = Arc::new(Self {
-            vectors: Vectors::new(interrupts()?).map_err(VmError::Thread)?,
+            vectors: Vectors::new(interrupts()?).map_err(AttachError::Descriptor)?,
             maps: Mutex::default(),
             link: Mutex::default(),
             changed: Condvar::new(),
@@ -105,7 +90,7 @@ impl Session {
         if started.is_err() {
             session.end();
         }
-        started.map_err(VmError::Thread).map(|()| session)
+        started.map_err(AttachError::Descriptor).map(|()| session)
     }
 
     fn start_threads(self: &Arc<Self>) -> io::Result<()> {
@@ -205,7 +190,7 @@ impl Session {
         let mut link = self.link();
         link.wanted = false;
         if let Some(attached) = link.attached.take() {
-            attached.sender.shut_down();
+            attached.detach();
         }
         drop(link);
         self.vectors.table().reset();
@@ -251,7 +236,7 @@ impl Session {
                 // The memory must not be used any more, whatever the daemon answers: the VM becomes
                 // a tenant again, with the remaining memory.
                 if let Some(attached) = self.attached() {
-                    attached.sender.shut_down();
+                    attached.detach();
                 }
             }
         }
@@ -264,7 +249,7 @@ impl Session {
         let attached = link.attached.clone().filter(|_| link.live)?;
         link.changes += 1;
         let id = link.changes;
-        if attached.sender.send_with(&message(id), fds).is_err() {
+        if attached.sender().send_with(&message(id), fds).is_err() {
             return None;
         }
         let until = Instant::now() + CHANGE_TIMEOUT;
@@ -276,7 +261,7 @@ impl Session {
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                attached.sender.shut_down();
+                attached.detach();
                 return Some("the daemon did not answer".into());
             }
             let waited = self.changed.wait_timeout(link, left);
@@ -304,7 +289,7 @@ impl Session {
             }
             drop(link);
             match self.attach() {
-                Ok((attached, receiver)) => self.tend(&attached, receiver),
+                Ok((attached, frames)) => self.tend(&attached, frames),
                 Err(error) => {
                     let mut link = self.link();
                     if !std::mem::replace(&mut link.refused, true) {
@@ -319,81 +304,63 @@ impl Session {
     }
 
     /// Introduces the VM to the daemon, with its memory.
-    fn attach(&self) -> Result<(Arc<Attached>, Receiver), VmError> {
+    fn attach(&self) -> Result<(Arc<Attached>, Frames), AttachError> {
         let maps = self.maps();
         let duplicate = |file: &std::fs::File| {
             let copy = file.try_clone().map(OwnedFd::from);
-            copy.map_err(VmError::Thread)
+            copy.map_err(AttachError::Descriptor)
         };
         let one_file = maps.one_file();
         let regions = match one_file {
             Some(_) => maps.memory().map(|memory| memory.region).collect(),
             None => Vec::new(),
         };
-        let greeting = Greeting {
-            socket: &self.config.daemon,
-            name: &self.config.name,
+        let request = Request {
+            daemon: self.config.daemon.clone(),
+            name: self.config.name.clone(),
             weight: self.config.weight,
             gpu_memory_bytes: self.config.gpu_memory_bytes,
             memory: one_file.map(duplicate).transpose()?,
             regions,
             metadata: self.config.metadata.clone(),
         };
-        let (sender, mut receiver, mut welcome) = greet(greeting, self.vectors.own())?;
+        let mut welcome = Welcome::request(request, self.vectors.own())?;
         welcome.identity.features &= !features::APERTURE;
         if one_file.is_none() {
             for (id, Memory { region, file }) in (1 << 32..).zip(maps.memory()) {
                 let message = ToDaemon::MapMemory { id, region };
-                sender.send_with(&message, vec![duplicate(file)?])?;
-                match receiver.receive()? {
+                welcome.sender.send_with(&message, vec![duplicate(file)?])?;
+                match welcome.receiver.receive()? {
                     Some(ToVmm::MemoryDone { refused: None, .. }) => {}
                     Some(ToVmm::MemoryDone {
                         refused: Some(text),
                         ..
-                    }) => return Err(VmError::Refused(text)),
-                    _ => return Err(VmError::Protocol("it did not answer about memory")),
+                    }) => return Err(AttachError::Refused(text)),
+                    _ => return Err(AttachError::Protocol("it did not answer about memory")),
                 }
             }
         }
-        let sender = Arc::new(sender);
-        let channels = welcome.identity.channels;
-        let host = LinkHost {
-            sender: Arc::clone(&sender),
-            interrupts: Arc::clone(self.vectors.own()),
-            status: welcome.status,
-            router: NoRoutes,
-        };
-        let attached = Arc::new(Attached {
-            gpu: Mutex::new(VirtualGpu::new(welcome.identity, host)),
-            gates: GateControl::new(
-                channels,
-                NoPages,
-                welcome.pages,
-                parking(channels)?,
-                welcome.kick,
-            ),
-            sender,
-        });
+        let (attached, frames) = welcome.attach(NoPages, NoRoutes);
         let mut link = self.link();
         link.refused = false;
         if link.wanted && !link.ended {
             link.live = true;
             link.attached = Some(Arc::clone(&attached));
         } else {
-            attached.sender.shut_down();
+            attached.detach();
         }
-        Ok((attached, receiver))
+        Ok((attached, frames))
     }
 
     /// Executes the daemon's messages until the connection ends.
-    fn tend(&self, attached: &Attached, mut receiver: Receiver) {
-        while let Ok(Some(message)) = receiver.receive() {
+    fn tend(&self, attached: &Attached, mut frames: Frames) {
+        while let Some(message) = frames.receive() {
             if let (Some(pages), ToVmm::Gate { channel, .. }) = (&self.pages, &message)
                 && attached.gates.state(*channel).is_none()
             {
                 pages.give(*channel);
             }
-            match obey(message, &attached.gates, &attached.gpu, &attached.sender) {
+            match frames.execute(message) {
                 Ok(None) => {}
                 Ok(Some(ToVmm::MemoryDone { id, refused })) => {
                     self.link().done = Some((id, refused));
@@ -402,10 +369,8 @@ impl Session {
                 Ok(Some(_)) | Err(Disobedience::Over | Disobedience::Gate(_)) => break,
             }
         }
-        attached.sender.shut_down();
-        attached.gpu().lose();
         // No page moves here, so this cannot fail.
-        let _ = attached.gates.remove_all();
+        let _ = frames.end();
         self.link().live = false;
         self.changed.notify_all();
     }

@@ -185,7 +185,7 @@ impl<M: PageMap, W: PageWords> GateControl<M, W> {
     /// without its value is repeated by the guest and needs a page. From that write on, the gate
     /// parks as usual.
     #[must_use]
-    pub(crate) fn trapping_every_write(self, every_write: bool) -> Self {
+    pub fn trapping_every_write(self, every_write: bool) -> Self {
         Self {
             every_write,
             ..self
@@ -311,7 +311,7 @@ impl<M: PageMap, W: PageWords> GateControl<M, W> {
     /// As [`Self::fault`], for an unknown channel: every protected page may be the one, so all are
     /// made writable. The other gates are then open, or park although nothing was written; the
     /// daemon is notified and finds nothing new.
-    pub(crate) fn fault_somewhere(&self) -> bool {
+    pub fn fault_somewhere(&self) -> bool {
         // All of them, not the first that has something to do.
         let served = (0..self.channels()).filter(|channel| self.fault(*channel));
         served.count() > 0
@@ -336,7 +336,7 @@ impl<M: PageMap, W: PageWords> GateControl<M, W> {
     ///
     /// # Errors
     /// The first page that could not be exchanged; the other gates are removed all the same.
-    pub(crate) fn remove_all(&self) -> Result<(), PageMapError> {
+    pub fn remove_all(&self) -> Result<(), PageMapError> {
         let mut first = Ok(());
         for channel in 0..self.channels() {
             first = first.and(self.remove(channel));

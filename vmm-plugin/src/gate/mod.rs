@@ -18,12 +18,16 @@
 //! the device reads changes only through an open gate or by a delivery, so its reader need not know
 //! the gate's state.
 
+#[cfg(feature = "gate")]
 mod control;
+#[cfg(feature = "gate")]
 mod pages;
 
+#[cfg(feature = "gate")]
 pub use control::{
     GateControl, GateCounters, GateTrace, Page, PageMap, PageMapError, PageWords, newer,
 };
+#[cfg(feature = "gate")]
 pub use pages::{SharedPages, ThreadMap};
 
 use serde::{Deserialize, Serialize};

@@ -83,7 +83,8 @@ impl SharedPages {
         self.file.start()
     }
 
-    pub(crate) fn file_offset(&self) -> FileOffset {
+    /// The pages as a part of their file, for a mapping of them.
+    pub fn file_offset(&self) -> FileOffset {
         self.file.clone()
     }
 
@@ -182,6 +183,13 @@ impl<W: PageWords> GateControl<ThreadMap, W> {
             Page::Sink => true,
             Page::Protected => false,
         })
+    }
+
+    /// A guest's store to the doorbell, which traps if it faults.
+    pub fn ring(&self, channel: u32, value: u32) {
+        if !self.store(channel, value) {
+            self.trap(channel, value);
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use vmm_sys_util::eventfd::EventFd;
 ///
 /// # Errors
 /// As memfd_create(2), ftruncate(2) and fcntl(2).
-pub(crate) fn sealed_memory(name: &std::ffi::CStr, bytes: u64) -> io::Result<File> {
+pub fn sealed_memory(name: &std::ffi::CStr, bytes: u64) -> io::Result<File> {
     // SAFETY: `name` is a C string that outlives the call.
     let fd =
         unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };

@@ -3,5 +3,7 @@
 
 pub(crate) mod fd;
 pub(crate) mod scm;
+#[cfg(feature = "reference-vmm")]
 pub(crate) mod slots;
+#[cfg(feature = "reference-vmm")]
 pub(crate) mod window;

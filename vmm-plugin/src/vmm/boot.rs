@@ -13,6 +13,7 @@
 //! ```
 
 use super::{BLOB_BYTES_MAX, MEMORY_BYTES_MAX, MEMORY_BYTES_MIN, VmConfig, VmError};
+use crate::attach::Request;
 use crate::sys::fd::sealed_memory;
 use linux_loader::loader::KernelLoader;
 use linux_loader::loader::elf::Elf;
@@ -100,6 +101,16 @@ impl GuestRam {
 
     pub(super) fn file(&self) -> Result<File, VmError> {
         self.file.try_clone().map_err(memory_error("guest memory"))
+    }
+
+    /// What the VM requests of the daemon.
+    pub(super) fn request(&self, config: &VmConfig) -> Result<Request, VmError> {
+        Ok(Request {
+            weight: config.weight,
+            gpu_memory_bytes: config.gpu_memory_bytes,
+            metadata: config.metadata.clone(),
+            ..Request::new(&config.socket, &config.name, self.file()?, self.bytes)
+        })
     }
 
     /// A mapping of its own, for a memory slot.

@@ -1,11 +1,10 @@
 //! Common part of VMs and native guests: device, gates, the control thread, the end of the guest.
 
 use super::boot::GuestRam;
-use super::link::{self, Disobedience, LinkHost, Receiver, Router, Sender};
 use super::{CONSOLE_BYTES_MAX, VmError};
+use crate::attach::{Attached, Control as Frames, LinkHost, Router};
 use crate::device::VirtualGpu;
-use crate::gate::{GateControl, GateCounters, GateTrace, PageMap, SharedPages};
-use crate::wire::ToVmm;
+use crate::gate::{GateCounters, GateTrace, PageMap};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -70,11 +69,9 @@ pub(super) fn count(counter: &AtomicU64) {
 /// The shared state of one VM.
 pub(super) struct Core<M, R> {
     pub(super) ram: GuestRam,
-    gpu: Mutex<VirtualGpu<LinkHost<R>>>,
-    pub(super) gates: GateControl<M, Arc<SharedPages>>,
+    pub(super) attached: Arc<Attached<M, R>>,
     pub(super) counters: Counters,
     pub(super) interrupts: Arc<[EventFd]>,
-    sender: Arc<Sender>,
     console: Mutex<Vec<u8>>,
     /// The guest is to be left and not entered again.
     quit: AtomicBool,
@@ -93,18 +90,14 @@ impl<M, R> fmt::Debug for Core<M, R> {
 impl<M: PageMap, R: Router> Core<M, R> {
     pub(super) fn new(
         ram: GuestRam,
-        gpu: VirtualGpu<LinkHost<R>>,
-        gates: GateControl<M, Arc<SharedPages>>,
+        attached: Arc<Attached<M, R>>,
         interrupts: Arc<[EventFd]>,
-        sender: Arc<Sender>,
     ) -> Self {
         Self {
             ram,
-            gpu: Mutex::new(gpu),
-            gates,
+            attached,
             counters: Counters::default(),
             interrupts,
-            sender,
             console: Mutex::new(Vec::new()),
             quit: AtomicBool::new(false),
             failure: Mutex::new(None),
@@ -112,7 +105,7 @@ impl<M: PageMap, R: Router> Core<M, R> {
     }
 
     pub(super) fn gpu(&self) -> MutexGuard<'_, VirtualGpu<LinkHost<R>>> {
-        self.gpu.lock().unwrap_or_else(PoisonError::into_inner)
+        self.attached.gpu()
     }
 
     pub(super) fn quits(&self) -> bool {
@@ -133,44 +126,9 @@ impl<M: PageMap, R: Router> Core<M, R> {
     }
 
     /// The control thread: executes the daemon's frames until the connection ends.
-    fn control(&self, mut receiver: Receiver) {
-        loop {
-            match receiver.receive() {
-                Ok(Some(message)) => match self.obey(message) {
-                    Ok(true) => {}
-                    Ok(false) => break,
-                    Err(error) => {
-                        self.fail(error);
-                        break;
-                    }
-                },
-                Ok(None) => break,
-                Err(error) => {
-                    log::warn!("connection to the daemon: {error}");
-                    break;
-                }
-            }
-        }
-        // A daemon that broke the protocol learns of the end.
-        self.sender.shut_down();
-        self.gpu().lose();
-        if let Err(error) = self.gates.remove_all() {
+    fn control(&self, frames: Frames<M, R>) {
+        if let Err(error) = frames.run() {
             self.fail(error.into());
-        }
-    }
-
-    /// Executes a frame. Returns false if the connection is of no more use.
-    fn obey(&self, message: ToVmm) -> Result<bool, VmError> {
-        match link::obey(message, &self.gates, &self.gpu, &self.sender) {
-            Ok(None) => Ok(true),
-            Ok(Some(_)) => {
-                log::warn!(
-                    "the daemon sent a message of another kind of tenant, or one that it had sent before"
-                );
-                Ok(false)
-            }
-            Err(Disobedience::Over) => Ok(false),
-            Err(Disobedience::Gate(error)) => Err(error.into()),
         }
     }
 }
@@ -205,11 +163,11 @@ impl<M: PageMap, R: Router> Control for Core<M, R> {
     }
 
     fn disconnect(&self) {
-        self.sender.shut_down();
+        self.attached.detach();
     }
 
     fn trace(&self, channel: u32) -> Option<GateTrace> {
-        self.gates.trace(channel)
+        self.attached.gates.trace(channel)
     }
 
     fn exits(&self) -> u64 {
@@ -244,7 +202,7 @@ impl<M: PageMap, R: Router> Control for Core<M, R> {
             exits: self.exits(),
             doorbell_exits: self.counters.doorbell_exits.load(Ordering::Relaxed),
             ignored,
-            gates: self.gates.counters(),
+            gates: self.attached.gates.counters(),
             lost,
             elapsed,
         }
@@ -274,7 +232,7 @@ impl fmt::Debug for VmHandle {
 pub(super) fn start<M, R>(
     name: &str,
     core: Arc<Core<M, R>>,
-    receiver: Receiver,
+    frames: Frames<M, R>,
     kickable: bool,
     guest: impl FnOnce(&Core<M, R>) -> VmEnd + Send + 'static,
 ) -> Result<VmHandle, VmError>
@@ -288,7 +246,7 @@ where
         let core = Arc::clone(&core);
         thread::Builder::new()
             .name(format!("control {name}"))
-            .spawn(move || core.control(receiver))
+            .spawn(move || core.control(frames))
             .map_err(VmError::Thread)?
     };
     let guest = {

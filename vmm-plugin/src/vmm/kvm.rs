@@ -3,10 +3,9 @@
 use super::boot::{GuestRam, PML4_GPA, STACK_TOP};
 use super::core::{Core, VmEnd, VmHandle, count, start};
 use super::doorbells::{DoorbellMap, SlotMap, WindowMap};
-use super::link::{LinkHost, Router, connect, interrupts, parking};
 use super::{VmConfig, VmError};
-use crate::device::{MsiMessage, VirtualGpu, bar_bytes, doorbell};
-use crate::gate::GateControl;
+use crate::attach::{Router, Welcome, interrupts};
+use crate::device::{MsiMessage, bar_bytes, doorbell};
 use crate::sys::slots::{Piece, SlottedVm};
 use kvm_bindings::{
     KVM_API_VERSION, KVM_CAP_DISABLE_QUIRKS2, KVM_IRQ_ROUTING_MSI, KVM_MAX_CPUID_ENTRIES,
@@ -164,8 +163,8 @@ pub(super) fn spawn(config: VmConfig) -> Result<VmHandle, VmError> {
     let ram = GuestRam::new(&config)?;
     let entry = ram.load(&config.guest_elf)?;
     let interrupts = interrupts()?;
-    let (sender, receiver, welcome) = connect(&config, &ram, &interrupts)?;
-    let sender = Arc::new(sender);
+    let mut welcome = Welcome::request(ram.request(&config)?, &interrupts)?;
+    welcome.trap_every_write = config.trap_every_write;
     let identity = welcome.identity;
 
     let aperture_bytes = bar_bytes(BAR_APERTURE, identity.aperture_bytes());
@@ -208,11 +207,10 @@ pub(super) fn spawn(config: VmConfig) -> Result<VmHandle, VmError> {
         bytes,
         false,
     )?;
-    let parking = parking(identity.channels)?;
     let map = if config.trap_every_write {
         DoorbellMap::Slots(SlotMap::new(&vm, &welcome.pages)?)
     } else {
-        let map = WindowMap::new(&welcome.pages, &parking)?;
+        let map = WindowMap::new(&welcome.pages, &welcome.parking)?;
         slot(
             "doorbell slot",
             map.window.region(),
@@ -240,28 +238,21 @@ pub(super) fn spawn(config: VmConfig) -> Result<VmHandle, VmError> {
     let tsc_khz = vcpu.get_tsc_khz().map_err(kvm("reading the TSC's rate"))?;
     ram.boot(&config, tsc_khz.into())?;
 
-    let mut gpu = VirtualGpu::new(
-        identity,
-        LinkHost {
-            sender: Arc::clone(&sender),
-            interrupts: Arc::clone(&interrupts),
-            status: welcome.status,
-            router: IrqRouter {
-                vm: Arc::clone(&vm),
-                interrupts: Arc::clone(&interrupts),
-                routes: [None; VECTORS as usize],
-            },
-        },
-    );
+    let router = IrqRouter {
+        vm: Arc::clone(&vm),
+        interrupts: Arc::clone(&interrupts),
+        routes: [None; VECTORS as usize],
+    };
+    let (attached, frames) = welcome.attach(map, router);
+    let mut gpu = attached.gpu();
     gpu.config().place(BAR_REGS, REGS_GPA);
     gpu.config().place(BAR_DOORBELLS, DOORBELLS_GPA);
     gpu.config().place(BAR_APERTURE, aperture_gpa);
     gpu.config().enable_memory();
-    let gates = GateControl::new(identity.channels, map, welcome.pages, parking, welcome.kick)
-        .trapping_every_write(config.trap_every_write);
-    let core = Arc::new(Core::new(ram, gpu, gates, interrupts, sender));
+    drop(gpu);
+    let core = Arc::new(Core::new(ram, attached, interrupts));
     register_signal_handler(SIGRTMIN(), on_kick).map_err(|error| VmError::Thread(error.into()))?;
-    start(&config.name, core, receiver, true, move |core| {
+    start(&config.name, core, frames, true, move |core| {
         // The mappings of the guest's memory live as long as `vm`, which lives as long as its vCPU
         // runs.
         let _vm = vm;
@@ -379,9 +370,9 @@ fn place(gpa: u64) -> Place {
 /// served.
 fn fault(core: &Machine, gpa: Option<u64>) -> bool {
     let served = match gpa.map(place) {
-        Some(Place::Doorbells(offset)) => core.gates.fault((offset / PAGE_BYTES) as u32),
+        Some(Place::Doorbells(offset)) => core.attached.gates.fault((offset / PAGE_BYTES) as u32),
         Some(Place::Regs(_) | Place::Nowhere) => false,
-        None => core.gates.fault_somewhere(),
+        None => core.attached.gates.fault_somewhere(),
     };
     if served {
         count(&core.counters.doorbell_exits);
@@ -395,7 +386,7 @@ fn write(core: &Machine, gpa: u64, data: &[u8]) {
         Place::Doorbells(offset) => {
             count(&core.counters.doorbell_exits);
             match doorbell(offset, data) {
-                Some((channel, value)) => core.gates.trap(channel, value),
+                Some((channel, value)) => core.attached.gates.trap(channel, value),
                 None => count(&core.counters.ignored),
             }
         }

@@ -11,14 +11,14 @@ mod boot;
 mod core;
 mod doorbells;
 mod kvm;
-pub(crate) mod link;
 pub mod native;
 
 pub use self::core::{VmEnd, VmHandle, VmReport};
 pub use self::kvm::kvm_available;
 
+use crate::attach::AttachError;
 use crate::gate::PageMapError;
-use crate::wire::{Metadata, WireError};
+use crate::wire::Metadata;
 use std::io;
 use std::path::PathBuf;
 
@@ -26,9 +26,6 @@ use std::path::PathBuf;
 pub(crate) const MEMORY_BYTES_MIN: u64 = 16 << 20;
 /// Most guest memory: it must end below the BARs.
 pub(crate) const MEMORY_BYTES_MAX: u64 = 3 << 30;
-/// Most GPU memory that the aperture can show: more does not fit into the physical addresses of
-/// many processors. A VM with more has no aperture.
-pub(crate) const APERTURE_BYTES_MAX: u64 = 256 << 30;
 /// Console bytes that are kept.
 pub(crate) const CONSOLE_BYTES_MAX: usize = 64 << 10;
 /// Most bytes of a guest's arguments, and of its report.
@@ -88,27 +85,9 @@ pub enum VmError {
     /// A part of the configuration is not permitted.
     #[error("Configuration of the VM: {0}")]
     Config(&'static str),
-    /// The daemon could not be reached.
-    #[error("Connecting to the daemon at {} failed; start one (turnstile serve), or name its socket with --socket", path.display())]
-    Connect {
-        /// Its socket.
-        path: PathBuf,
-        /// The system's error.
-        #[source]
-        source: io::Error,
-    },
-    /// The daemon does not take the VM.
-    #[error("The daemon refused the VM: {0}")]
-    Refused(String),
-    /// The daemon closed the connection before it answered.
-    #[error("The daemon closed the connection without an answer")]
-    Closed,
-    /// The daemon answered with something that it must not.
-    #[error("The daemon broke the protocol: {0}")]
-    Protocol(&'static str),
-    /// The connection to the daemon failed.
-    #[error("Talking to the daemon")]
-    Wire(#[from] WireError),
+    /// It is no tenant of the daemon.
+    #[error(transparent)]
+    Attach(#[from] AttachError),
     /// Memory could not be set up.
     #[error("Setting up memory: {what}")]
     Memory {

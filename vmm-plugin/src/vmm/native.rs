@@ -6,10 +6,9 @@
 
 use super::boot::GuestRam;
 use super::core::{Core, VmEnd, VmHandle, count, start};
-use super::link::{LinkHost, NoRoutes, connect, interrupts, parking};
 use super::{VmConfig, VmError};
-use crate::device::VirtualGpu;
-use crate::gate::{GateControl, ThreadMap};
+use crate::attach::{NoRoutes, Welcome, interrupts};
+use crate::gate::ThreadMap;
 use std::fmt;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{Ordering, fence};
@@ -48,30 +47,15 @@ pub fn spawn(
 ) -> Result<VmHandle, VmError> {
     let ram = GuestRam::new(&config)?;
     let interrupts = interrupts()?;
-    let (sender, receiver, welcome) = connect(&config, &ram, &interrupts)?;
+    let mut welcome = Welcome::request(ram.request(&config)?, &interrupts)?;
     ram.boot(&config, 0)?;
-    let sender = Arc::new(sender);
-    let channels = welcome.identity.channels;
-    let host = LinkHost {
-        sender: Arc::clone(&sender),
-        interrupts: Arc::clone(&interrupts),
-        status: welcome.status,
-        router: NoRoutes,
-    };
-    let gpu = VirtualGpu::new(welcome.identity, host);
-    let map = ThreadMap::new(channels);
-    let gates = GateControl::new(
-        channels,
-        map,
-        welcome.pages,
-        parking(channels)?,
-        welcome.kick,
-    )
-    .trapping_every_write(config.trap_every_write);
-    let core = Arc::new(Core::new(ram, gpu, gates, Arc::clone(&interrupts), sender));
+    welcome.trap_every_write = config.trap_every_write;
+    let map = ThreadMap::new(welcome.identity.channels);
+    let (attached, frames) = welcome.attach(map, NoRoutes);
+    let aperture = Arc::clone(attached.aperture());
+    let core = Arc::new(Core::new(ram, attached, Arc::clone(&interrupts)));
     let (epoll, timer) = sleeper(&interrupts).map_err(VmError::Thread)?;
-    let aperture = welcome.aperture;
-    start(&config.name, core, receiver, false, move |core| {
+    start(&config.name, core, frames, false, move |core| {
         let platform = NativePlatform {
             core,
             aperture: &aperture,
@@ -115,7 +99,7 @@ fn sleeper(interrupts: &[EventFd]) -> std::io::Result<(Epoll, TimerFd)> {
 impl NativePlatform<'_> {
     /// Kicks the daemon without a doorbell write, as a VMM that means harm can.
     pub fn kick(&self) {
-        self.core.gates.kick();
+        self.core.attached.gates.kick();
     }
 
     /// Accesses beyond guest memory or the BARs are a fault of the driver's.
@@ -166,7 +150,7 @@ impl Platform for NativePlatform<'_> {
 
     fn ring_doorbell(&self, channel: u32, put: u32) {
         fence(Ordering::SeqCst);
-        let gates = &self.core.gates;
+        let gates = &self.core.attached.gates;
         if !gates.store(channel, put) {
             count(&self.core.counters.exits);
             count(&self.core.counters.doorbell_exits);

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use turnstile_vmm::attach::AttachError;
 use turnstile_vmm::vmm::VmError;
 
 use super::tenant::{self, Claim, Stream, Tenant, Work};
@@ -247,7 +248,7 @@ impl Scene<'_> {
             ..self.attacker("attacker0")
         };
         let reason = match tenant::start(claim, |_, _| Ok(())) {
-            Err(VmError::Refused(reason)) => reason,
+            Err(VmError::Attach(AttachError::Refused(reason))) => reason,
             Err(error) => return Err(error.into()),
             Ok(_) => bail!("A weight of {weight} was granted; the limit is {WEIGHT_MAX}"),
         };
@@ -269,7 +270,7 @@ impl Scene<'_> {
                     tenant.wait_ready()?;
                     return Ok((tenant, go));
                 }
-                Err(VmError::Refused(_)) if Instant::now() < deadline => {
+                Err(VmError::Attach(AttachError::Refused(_))) if Instant::now() < deadline => {
                     thread::sleep(Duration::from_millis(1));
                 }
                 Err(error) => return Err(error.into()),

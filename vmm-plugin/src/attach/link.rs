@@ -1,22 +1,24 @@
 //! The connection to the daemon, and the resources received with its welcome.
 
-use super::boot::GuestRam;
-use super::{APERTURE_BYTES_MAX, VmConfig, VmError};
-use crate::device::{Host, Identity, MediatorGone, MsiMessage, VirtualGpu};
-use crate::gate::{GateControl, PageMap, PageMapError, SharedPages};
+use super::AttachError;
+use crate::device::{Host, Identity, MediatorGone, MsiMessage};
+use crate::gate::SharedPages;
 use crate::sys::fd::{cannot_shrink, duplicate, to_eventfd};
 use crate::wire::{self, FrameReader, PROTOCOL, Read, Region, ToDaemon, ToVmm, WireError};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use turnstile_abi::{CHANNELS_MAX, GPU_MEMORY_BYTES_MAX, MAILBOX_ARGS, PAGE_BYTES, pci};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 use vmm_sys_util::eventfd::EventFd;
 
+/// Most GPU memory that the aperture can show: more does not fit into the physical addresses of
+/// many processors. A VM with more has no aperture.
+pub(crate) const APERTURE_BYTES_MAX: u64 = 256 << 30;
 /// TIMEOUT: a daemon that lives answers at once; this is for one that hangs.
 const WELCOME_TIMEOUT: Duration = Duration::from_secs(10);
 /// TIMEOUT: at most a few frames are ever unread, so the socket always has room while the daemon
@@ -69,80 +71,108 @@ impl Receiver {
 
 /// What the daemon gave.
 #[derive(Debug)]
-pub(crate) struct Welcome {
-    pub(crate) identity: Identity,
-    pub(crate) pages: Arc<SharedPages>,
-    pub(crate) status: Arc<MmapRegion<()>>,
-    pub(crate) aperture: Arc<MmapRegion<()>>,
-    pub(crate) kick: EventFd,
+pub struct Welcome {
+    /// What the device shows of itself.
+    pub identity: Identity,
+    /// Doorbell pages of open gates.
+    pub pages: Arc<SharedPages>,
+    /// Pages that take what a guest writes to closed gates: of this process alone.
+    pub parking: Arc<SharedPages>,
+    /// The status page, read-only.
+    pub status: Arc<MmapRegion<()>>,
+    /// GPU memory that the aperture shows: one page if the device has none.
+    pub aperture: Arc<MmapRegion<()>>,
+    /// Every write to a closed gate traps and is counted, not the first alone.
+    pub trap_every_write: bool,
+    pub(super) interrupts: Arc<[EventFd]>,
+    pub(super) kick: EventFd,
+    pub(crate) sender: Arc<Sender>,
+    pub(crate) receiver: Receiver,
 }
 
 /// Eventfds, one per vector.
-pub(crate) fn interrupts() -> Result<Arc<[EventFd]>, VmError> {
+///
+/// # Errors
+/// As eventfd(2).
+pub fn interrupts() -> Result<Arc<[EventFd]>, AttachError> {
     (0..pci::VECTORS)
         .map(|_| EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC))
         .collect::<io::Result<Vec<_>>>()
         .map(Arc::from)
-        .map_err(VmError::Thread)
+        .map_err(AttachError::Descriptor)
 }
 
-/// Hello of a VM.
+/// What a VM requests of the daemon.
 #[derive(Debug)]
-pub(crate) struct Greeting<'a> {
-    pub(crate) socket: &'a Path,
-    pub(crate) name: &'a str,
-    pub(crate) weight: Option<u32>,
-    pub(crate) gpu_memory_bytes: Option<u64>,
-    /// The file of its memory; absent if it follows later.
-    pub(crate) memory: Option<OwnedFd>,
-    pub(crate) regions: Vec<Region>,
-    pub(crate) metadata: wire::Metadata,
+pub struct Request {
+    /// The daemon's socket.
+    pub daemon: PathBuf,
+    /// Name, unique on the host: 1 to 253 of `[A-Za-z0-9._+-]`.
+    pub name: String,
+    /// Weight, 1 to 10000; the daemon's default where absent.
+    pub weight: Option<u32>,
+    /// GPU memory that the VM may own; the daemon's default where absent.
+    pub gpu_memory_bytes: Option<u64>,
+    /// The file of its memory, sealed against shrinking; absent if it follows later.
+    pub memory: Option<OwnedFd>,
+    /// Where the file's parts are in the guest's memory.
+    pub regions: Vec<Region>,
+    /// Instance id, project and labels.
+    pub metadata: wire::Metadata,
 }
 
-/// Introduces the VM to the daemon.
-pub(super) fn connect(
-    config: &VmConfig,
-    ram: &GuestRam,
-    interrupts: &[EventFd],
-) -> Result<(Sender, Receiver, Welcome), VmError> {
-    let greeting = Greeting {
-        socket: &config.socket,
-        name: &config.name,
-        weight: config.weight,
-        gpu_memory_bytes: config.gpu_memory_bytes,
-        memory: Some(ram.file()?.into()),
-        regions: vec![Region {
-            gpa: 0,
-            bytes: ram.bytes(),
-            file_offset: 0,
-        }],
-        metadata: config.metadata.clone(),
-    };
-    greet(greeting, interrupts)
+impl Request {
+    /// A VM with memory from guest-physical address 0 on: the first `bytes` of a file.
+    pub fn new(
+        daemon: impl Into<PathBuf>,
+        name: impl Into<String>,
+        file: File,
+        bytes: u64,
+    ) -> Self {
+        Self {
+            daemon: daemon.into(),
+            name: name.into(),
+            weight: None,
+            gpu_memory_bytes: None,
+            memory: Some(file.into()),
+            regions: vec![Region {
+                gpa: 0,
+                bytes,
+                file_offset: 0,
+            }],
+            metadata: wire::Metadata::default(),
+        }
+    }
 }
 
-/// Introduces a VM to the daemon.
-pub(crate) fn greet(
-    greeting: Greeting<'_>,
-    interrupts: &[EventFd],
-) -> Result<(Sender, Receiver, Welcome), VmError> {
-    let connected = |source| VmError::Connect {
-        path: greeting.socket.to_owned(),
+impl Welcome {
+    /// Introduces a VM to the daemon. `interrupts`: an eventfd for each vector of the device.
+    ///
+    /// # Errors
+    /// If no daemon answers, or it does not take the VM.
+    pub fn request(request: Request, interrupts: &Arc<[EventFd]>) -> Result<Self, AttachError> {
+        greet(request, interrupts)
+    }
+}
+
+fn greet(greeting: Request, interrupts: &Arc<[EventFd]>) -> Result<Welcome, AttachError> {
+    let connected = |source| AttachError::Connect {
+        path: greeting.daemon.clone(),
         source,
     };
-    let stream = UnixStream::connect(greeting.socket).map_err(connected)?;
+    let stream = UnixStream::connect(&greeting.daemon).map_err(connected)?;
     let reading = stream.try_clone().map_err(connected)?;
     stream
         .set_read_timeout(Some(WELCOME_TIMEOUT))
         .and_then(|()| stream.set_write_timeout(Some(SEND_TIMEOUT)))
         .map_err(connected)?;
     let mut fds: Vec<OwnedFd> = greeting.memory.into_iter().collect();
-    for eventfd in interrupts {
-        fds.push(duplicate(eventfd).map_err(VmError::Thread)?);
+    for eventfd in interrupts.iter() {
+        fds.push(duplicate(eventfd).map_err(AttachError::Descriptor)?);
     }
     let hello = ToDaemon::Hello {
         protocol: PROTOCOL,
-        name: greeting.name.to_owned(),
+        name: greeting.name,
         weight: greeting.weight,
         gpu_memory_bytes: greeting.gpu_memory_bytes,
         regions: greeting.regions,
@@ -152,11 +182,11 @@ pub(crate) fn greet(
     let mut reader = FrameReader::new();
     let frame = match reader.read(&reading)? {
         Read::Frame(frame) => frame,
-        Read::End => return Err(VmError::Closed),
-        Read::WouldBlock => return Err(VmError::Protocol("it did not answer within 10 s")),
+        Read::End => return Err(AttachError::Closed),
+        Read::WouldBlock => return Err(AttachError::Protocol("it did not answer within 10 s")),
     };
     if let ToVmm::Refused { text } = frame.message {
-        return Err(VmError::Refused(text));
+        return Err(AttachError::Refused(text));
     }
     let (message, [pages, status, aperture, kick]) = frame.with_fds()?;
     let ToVmm::Welcome {
@@ -167,16 +197,16 @@ pub(crate) fn greet(
         doorbells_offset,
     } = message
     else {
-        return Err(VmError::Protocol("its first frame is no welcome"));
+        return Err(AttachError::Protocol("its first frame is no welcome"));
     };
     if channels == 0 || channels > CHANNELS_MAX {
-        return Err(VmError::Protocol("channels are 1 to 1024"));
+        return Err(AttachError::Protocol("channels are 1 to 1024"));
     }
     if gpu_memory_bytes == 0
         || gpu_memory_bytes > GPU_MEMORY_BYTES_MAX
         || !gpu_memory_bytes.is_multiple_of(PAGE_BYTES)
     {
-        return Err(VmError::Protocol(
+        return Err(AttachError::Protocol(
             "GPU memory is 4 KiB to 1 TiB, a multiple of 4096",
         ));
     }
@@ -191,30 +221,33 @@ pub(crate) fn greet(
     };
     // A GPU that cannot show its memory sends one page, so that there is something to map.
     let shown = identity.aperture_bytes().max(PAGE_BYTES);
-    let welcome = Welcome {
+    Ok(Welcome {
         identity,
         pages: SharedPages::from_file_at(File::from(pages), doorbells_offset, channels)
             .map(Arc::new)
-            .map_err(|source| VmError::Memory {
+            .map_err(|source| AttachError::Memory {
                 what: "doorbell pages",
                 source,
             })?,
+        parking: parking(channels)?,
         status: map("status page", status, PAGE_BYTES, false)?,
         aperture: map("aperture", aperture, shown, true)?,
+        trap_every_write: false,
+        interrupts: Arc::clone(interrupts),
         kick: to_eventfd(kick),
-    };
-    let receiver = Receiver {
-        stream: reading,
-        reader,
-    };
-    Ok((Sender(Mutex::new(stream)), receiver, welcome))
+        sender: Arc::new(Sender(Mutex::new(stream))),
+        receiver: Receiver {
+            stream: reading,
+            reader,
+        },
+    })
 }
 
 /// Pages that take what a guest writes to closed gates: of this process alone.
-pub(crate) fn parking(channels: u32) -> Result<Arc<SharedPages>, VmError> {
+pub(crate) fn parking(channels: u32) -> Result<Arc<SharedPages>, AttachError> {
     SharedPages::new(channels)
         .map(Arc::new)
-        .map_err(|source| VmError::Memory {
+        .map_err(|source| AttachError::Memory {
             what: "parking pages",
             source,
         })
@@ -227,16 +260,16 @@ fn map(
     fd: OwnedFd,
     bytes: u64,
     writable: bool,
-) -> Result<Arc<MmapRegion<()>>, VmError> {
-    let failed = |source| VmError::Memory { what, source };
+) -> Result<Arc<MmapRegion<()>>, AttachError> {
+    let failed = |source| AttachError::Memory { what, source };
     let file = File::from(fd);
     if !cannot_shrink(&file) {
-        return Err(VmError::Protocol(
+        return Err(AttachError::Protocol(
             "a memory file is not sealed against shrinking",
         ));
     }
     if file.metadata().map_err(failed)?.len() < bytes {
-        return Err(VmError::Protocol("a memory file is too short"));
+        return Err(AttachError::Protocol("a memory file is too short"));
     }
     let prot = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
     MmapRegion::build(
@@ -250,80 +283,26 @@ fn map(
 }
 
 /// Where interrupt messages are delivered.
-pub(crate) trait Router: Send {
+pub trait Router: Send {
     /// Delivers `vector` as `message` from now on, or not at all.
     fn route(&mut self, vector: u16, message: Option<MsiMessage>);
 }
 
 /// Interrupts need no routes where their eventfds are what the guest waits for, or are passed on.
 #[derive(Debug)]
-pub(crate) struct NoRoutes;
+pub struct NoRoutes;
 
 impl Router for NoRoutes {
     fn route(&mut self, _: u16, _: Option<MsiMessage>) {}
 }
 
-/// Why a frame of the daemon's was not obeyed.
-#[derive(Debug)]
-pub(crate) enum Disobedience {
-    /// The connection is of no more use.
-    Over,
-    /// The VM must not go on.
-    Gate(PageMapError),
-}
-
-impl From<PageMapError> for Disobedience {
-    fn from(error: PageMapError) -> Self {
-        Self::Gate(error)
-    }
-}
-
-/// Executes a frame about gates or the mailbox; returns any other frame.
-pub(crate) fn obey<M: PageMap, H: Host>(
-    message: ToVmm,
-    gates: &GateControl<M, Arc<SharedPages>>,
-    gpu: &Mutex<VirtualGpu<H>>,
-    sender: &Sender,
-) -> Result<Option<ToVmm>, Disobedience> {
-    match message {
-        ToVmm::Gate {
-            channel,
-            seq,
-            state,
-        } => {
-            let Some(trapped) = gates.set(channel, state)? else {
-                log::warn!("the daemon moved the gate of channel {channel}, which cannot be");
-                return Err(Disobedience::Over);
-            };
-            let done = ToDaemon::GateDone {
-                channel,
-                seq,
-                trapped,
-            };
-            sender.send(&done).map_err(|_| Disobedience::Over)?;
-        }
-        ToVmm::ChannelClosed { channel } => gates.remove(channel)?,
-        ToVmm::MailboxDone {
-            id,
-            error,
-            text,
-            results,
-        } => {
-            let mut gpu = gpu.lock().unwrap_or_else(PoisonError::into_inner);
-            gpu.mailbox_done(id, error, &text, results);
-        }
-        other => return Ok(Some(other)),
-    }
-    Ok(None)
-}
-
 /// The device's surroundings in this VMM.
 #[derive(Debug)]
-pub(crate) struct LinkHost<R> {
-    pub(crate) sender: Arc<Sender>,
-    pub(crate) interrupts: Arc<[EventFd]>,
-    pub(crate) status: Arc<MmapRegion<()>>,
-    pub(crate) router: R,
+pub struct LinkHost<R> {
+    pub(super) sender: Arc<Sender>,
+    pub(super) interrupts: Arc<[EventFd]>,
+    pub(super) status: Arc<MmapRegion<()>>,
+    pub(super) router: R,
 }
 
 impl<R: Router> Host for LinkHost<R> {
