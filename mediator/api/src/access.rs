@@ -1,4 +1,5 @@
-//! Roles: viewers read, operators also write, all other callers get nothing.
+//! Roles: viewers read, operators also write, administrators also give sockets to other users. All
+//! other callers get nothing.
 
 use std::fmt;
 
@@ -13,6 +14,8 @@ pub(super) enum Role {
     Viewer,
     /// Reads and sets.
     Operator,
+    /// Also gives sockets to users and groups: root, and the daemon's own user.
+    Administrator,
 }
 
 /// A name that no user or group has.
@@ -40,7 +43,7 @@ enum Known {
     Certificate(String),
 }
 
-/// Roles of users, groups and certificates. Root and the daemon's own user are operators.
+/// Roles of users, groups and certificates. Root and the daemon's own user are administrators.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Access {
     operators: Vec<Known>,
@@ -69,7 +72,7 @@ impl Access {
 
     pub(super) fn role(&self, peer: &Peer, own_uid: u32) -> Option<Role> {
         if peer.uid == 0 || peer.uid == own_uid {
-            return Some(Role::Operator);
+            return Some(Role::Administrator);
         }
         self.among(|known| match known {
             Known::User(uid) => *uid == peer.uid,
@@ -154,13 +157,14 @@ mod tests {
         };
         let access = Access::of(&section).unwrap();
         let role = |uid, gids: &[u32]| access.role(&peer(uid, gids), 200);
-        assert_eq!(role(0, &[0]), Some(Role::Operator));
-        assert_eq!(role(200, &[200]), Some(Role::Operator), "the daemon's own");
+        assert_eq!(role(0, &[0]), Some(Role::Administrator));
+        let own = role(200, &[200]);
+        assert_eq!(own, Some(Role::Administrator), "the daemon's own");
         assert_eq!(role(1000, &[60]), Some(Role::Operator));
         assert_eq!(role(7, &[7, 50]), Some(Role::Operator));
         assert_eq!(role(7, &[7, 60]), Some(Role::Viewer));
         assert_eq!(role(7, &[7]), None);
-        assert!(Role::Operator > Role::Viewer);
+        assert!(Role::Administrator > Role::Operator && Role::Operator > Role::Viewer);
         assert!(access.is_shared());
         assert!(!Access::of(&ApiSection::default()).unwrap().is_shared());
     }

@@ -61,6 +61,20 @@ pub enum ClientError {
         /// Options that name a change.
         options: String,
     },
+    /// A VM still has work when the time of its drain has passed.
+    #[error("{name} still has work after {seconds} s and stays; --force ends it")]
+    Busy {
+        /// The VM.
+        name: String,
+        /// The time.
+        seconds: u64,
+    },
+    /// An argument is outside its limits.
+    #[error("{text}")]
+    Argument {
+        /// Which, and why.
+        text: String,
+    },
     /// The daemon refused.
     #[error("{}", .0.detail.as_deref().unwrap_or(&.0.title))]
     Refused(Box<Problem>),
@@ -283,7 +297,8 @@ impl ClientError {
             Self::Unreachable { .. } => 4,
             Self::Denied { .. } => 6,
             Self::Broken { .. } => 1,
-            Self::Nothing { .. } => 2,
+            Self::Nothing { .. } | Self::Argument { .. } => 2,
+            Self::Busy { .. } => 5,
             Self::Refused(problem) => match StatusCode::from_u16(problem.status) {
                 Ok(StatusCode::NOT_FOUND) => 3,
                 Ok(StatusCode::CONFLICT | StatusCode::PRECONDITION_FAILED) => 5,

@@ -90,12 +90,12 @@ impl Connections {
         // connections of the same user.
         let to = match role {
             Role::Viewer => "read",
-            Role::Operator => "set",
+            Role::Operator | Role::Administrator => "set",
         };
         let holder = Holder {
             account: format!("api {to} {client}").into(),
             tenant: None,
-            trusted: role == Role::Operator,
+            trusted: role >= Role::Operator,
         };
         let take = || self.limits.take(Resource::ApiConnections, &holder, 1).ok();
         let held = take().or_else(|| {

@@ -67,7 +67,7 @@ impl Shared {
         let holder = Holder {
             account: format!("api {client}").into(),
             tenant: None,
-            trusted: caller.role == Role::Operator,
+            trusted: caller.role >= Role::Operator,
         };
         let taken = self.fleet.limits().take(Resource::EventStreams, &holder, 1);
         taken.map_err(|error| Problem::new(StatusCode::TOO_MANY_REQUESTS, error.to_string()))

@@ -80,7 +80,7 @@ pub struct Gpu {
 }
 
 impl Shared {
-    fn gpu(&self, place: usize) -> Gpu {
+    pub(super) fn gpu(&self, place: usize) -> Gpu {
         let seen = &self.gpus[place];
         let snapshot = seen.snapshots.get();
         let capability = seen.host.gpu().capabilities();

@@ -23,6 +23,7 @@ mod body;
 pub mod client;
 mod connections;
 mod debts;
+pub mod declare;
 mod etag;
 mod events;
 mod exposition;

@@ -86,7 +86,7 @@ pub(super) async fn host(
 ) -> Json<HostInfo> {
     let role = match caller.role {
         Role::Viewer => "viewer",
-        Role::Operator => "operator",
+        Role::Operator | Role::Administrator => "operator",
     };
     let first = shared.first();
     let gpus = shared.gpus.iter();

@@ -13,8 +13,8 @@ use utoipa_axum::routes;
 use super::pages;
 use super::problem::{FieldError, Problem};
 use super::{
-    Refused, Shared, accounts, events, exposition, gate, gpus, limits, live, meta, metadata,
-    registry, usage, vms,
+    Refused, Shared, accounts, declare, events, exposition, gate, gpus, limits, live, meta,
+    metadata, registry, usage, vms,
 };
 
 #[derive(utoipa::OpenApi)]
@@ -42,8 +42,10 @@ fn routes() -> OpenApiRouter<Arc<Shared>> {
         .routes(routes!(gpus::list))
         .routes(routes!(gpus::get))
         .routes(routes!(gpus::cordon, gpus::uncordon))
+        .routes(routes!(declare::drain_gpu))
         .routes(routes!(vms::list, registry::register))
         .routes(routes!(vms::get, registry::forget))
+        .routes(routes!(declare::drain))
         .routes(routes!(
             vms::scheduling,
             vms::put_scheduling,

@@ -102,7 +102,7 @@ impl Api {
         let mode = mode(&in_force);
         let (mut listening, mut sockets) = (Vec::new(), Vec::new());
         let paths = [
-            (section.socket, Role::Operator),
+            (section.socket, Role::Administrator),
             (section.read_only_socket, Role::Viewer),
         ];
         for (path, most) in paths {

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use turnstile_daemon::Settings;
 use turnstile_daemon::accounts::Entry;
 use turnstile_daemon::config::without_mark;
+use turnstile_daemon::declared::KeptVm;
 
 /// Of the file's format. Version 1, which has no accounts, is read as well.
 const VERSION: u32 = 2;
@@ -36,6 +37,8 @@ pub struct Kept {
     pub names: BTreeMap<String, String>,
     /// GPUs that are closed to further tenants.
     pub cordoned: BTreeSet<String>,
+    /// Declared VMs, in the order of their declaration.
+    pub vms: Vec<KeptVm>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -50,6 +53,8 @@ struct Content {
     names: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     cordoned: BTreeSet<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    vms: Vec<KeptVm>,
 }
 
 /// Why settings cannot be read or kept.
@@ -131,6 +136,7 @@ impl StateFile {
             accounts: content.accounts,
             names: content.names,
             cordoned: content.cordoned,
+            vms: content.vms,
         })
     }
 
@@ -154,6 +160,7 @@ impl StateFile {
             accounts: kept.accounts.clone(),
             names: kept.names.clone(),
             cordoned: kept.cordoned.clone(),
+            vms: kept.vms.clone(),
         };
         let mut text = serde_json::to_vec_pretty(&content)?;
         text.push(b'\n');

@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 
 use super::Shared;
 use super::body::Patch;
+use super::declare::VmAttachment;
 use super::problem::Problem;
 use turnstile_daemon::limits::Amount;
 use turnstile_daemon::{MemoryLimits, MemorySnapshot, Settings, TenantKind, TenantSnapshot};
@@ -145,7 +146,7 @@ pub struct Vm {
     pub account: Option<String>,
     /// Whether it is connected. A tenant that is not is listed if it has settings.
     pub connected: bool,
-    /// Identity of the GPU that it is on; null if it is not connected.
+    /// Identity of the GPU that it is on, or on which a declared VM has its place; else null.
     #[serde(default)]
     pub gpu: Option<String>,
     /// Number in this run of the daemon.
@@ -166,6 +167,9 @@ pub struct Vm {
     pub limits: MemoryLimits,
     /// Where its memory is; null where memory does not move.
     pub memory: Option<VmResidence>,
+    /// Of a declared VM: its state and its socket.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attachment: Option<VmAttachment>,
     /// What it holds of the daemon's bounded resources; not in lists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held: Option<BTreeMap<String, Amount>>,
@@ -270,6 +274,7 @@ fn connected(
         metadata: VmMetadata::of(&tenant.metadata),
         limits,
         memory: tenant.memory.map(residence),
+        attachment: None,
         held: None,
     }
 }
@@ -290,6 +295,7 @@ fn absent(name: &str, settings: &Settings, default: Weight, account: Option<Stri
         metadata: VmMetadata::of(&settings.metadata),
         limits: settings.memory,
         memory: None,
+        attachment: None,
         held: None,
     }
 }
@@ -316,6 +322,13 @@ impl Shared {
                 let limits = set.map(|set| set.memory).unwrap_or_default();
                 let vm = connected(&seen.identity.gpu, tenant, entitled, limits);
                 vms.insert(tenant.name.clone(), vm);
+            }
+        }
+        for declared in self.fleet.declared() {
+            if let Some(vm) = vms.get_mut(&declared.declared.name) {
+                vm.attachment = Some(VmAttachment::of(&declared));
+                vm.gpu = vm.gpu.take().or(declared.placed);
+                vm.account = vm.account.take().or(declared.declared.account);
             }
         }
         vms

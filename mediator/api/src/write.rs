@@ -15,6 +15,7 @@ use super::gate::RequestId;
 use super::problem::Problem;
 use super::state_file::Kept;
 use super::vm::Vm;
+use turnstile_daemon::declared::Life;
 use turnstile_daemon::{Changed, Fleet, Settings, SettingsError};
 
 /// Names that tenants have taken are written to the state file this often.
@@ -170,23 +171,30 @@ impl Shared {
 
     /// What a state file keeps, as it is now.
     pub(super) fn kept(&self) -> Kept {
-        let tenants = self.first().host.settings();
+        let mut tenants = self.first().host.settings();
+        // What is set of a VM that is ending ends with it.
+        let declared = self.fleet.declared();
+        for vm in declared.iter().filter(|vm| vm.life == Life::Ending) {
+            tenants.remove(&vm.declared.name);
+        }
         let (accounts, names) = self.first().host.kept_accounts();
         Kept {
             tenants,
             accounts,
             names,
             cordoned: self.fleet.closed().map(str::to_owned).collect(),
+            vms: self.fleet.kept_vms(),
         }
     }
 
-    /// Writes names that tenants have taken to the state file, every [`KEEP_EVERY`], for as long as
-    /// the API runs. A name that was taken after the last write is free after a crash.
+    /// Writes names that tenants have taken, and moves of declared VMs, to the state file. It does
+    /// so every [`KEEP_EVERY`], for as long as the API runs. A name that was taken after the last
+    /// write is free after a crash.
     pub(super) async fn keep_names(self: Arc<Self>) {
         let mut written = 0;
         loop {
             tokio::time::sleep(KEEP_EVERY).await;
-            let changes = self.fleet.account_changes();
+            let changes = self.fleet.kept_changes();
             if changes == written {
                 continue;
             }

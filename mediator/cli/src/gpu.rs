@@ -9,6 +9,7 @@ use turnstile_api::gpus::{Engine, Gpu};
 use turnstile_figures::columns::table;
 
 use super::admin::{Admin, escaped};
+use super::vm::DrainArgs;
 
 /// Arguments of `gpu`.
 #[derive(clap::Args, Debug)]
@@ -33,6 +34,13 @@ enum Command {
         /// Its identity, as listed
         id: String,
     },
+    /// Close a GPU to further VMs, and end the use of it by those on it once they have no work
+    Drain {
+        /// Its identity, as listed
+        id: String,
+        #[command(flatten)]
+        drain: DrainArgs,
+    },
     /// Open a GPU to further VMs again
     Uncordon {
         /// Its identity, as listed
@@ -45,17 +53,20 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     admin.exit(match &args.command {
         Command::List => admin.list("/v1/gpus", show),
         Command::Get { id } => admin.get(&format!("/v1/gpus/{}", escaped(id)), show),
-        Command::Cordon { id } => cordon(admin, id, Method::PUT),
-        Command::Uncordon { id } => cordon(admin, id, Method::DELETE),
+        Command::Cordon { id } => set(admin, id, Method::PUT, "cordon"),
+        Command::Drain { id, drain } => {
+            set(admin, id, Method::PUT, &format!("drain{}", drain.query()))
+        }
+        Command::Uncordon { id } => set(admin, id, Method::DELETE, "cordon"),
     })
 }
 
-/// Closes or opens a GPU, and shows it as it is then.
-fn cordon(admin: &Admin, id: &str, method: Method) -> Result<(), ClientError> {
+/// Closes, drains or opens a GPU, and shows it as it is then.
+fn set(admin: &Admin, id: &str, method: Method, what: &str) -> Result<(), ClientError> {
     let client = admin.client();
     let answer = client.call(&Call {
         method,
-        path: &format!("/v1/gpus/{}/cordon", escaped(id)),
+        path: &format!("/v1/gpus/{}/{what}", escaped(id)),
         body: None,
         if_match: None,
     })?;

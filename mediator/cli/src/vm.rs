@@ -1,5 +1,7 @@
 //! `turnstile vm`: tenants of a running daemon, and what is set of them.
 
+mod declare;
+
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -14,6 +16,8 @@ use turnstile_policies::{Cap, Weight};
 
 use super::admin::{Admin, escaped};
 use super::identity::label;
+use declare::CreateArgs;
+pub(crate) use declare::DrainArgs;
 
 /// Arguments of `vm`.
 #[derive(clap::Args, Debug)]
@@ -32,6 +36,22 @@ enum Command {
     Get {
         /// The tenant's name
         name: String,
+    },
+    /// Declare a VM, which gets a socket of its own, and print the socket
+    Create(CreateArgs),
+    /// Remove a declared VM and its socket, once it has no work
+    Delete {
+        /// The VM's name
+        name: String,
+        #[command(flatten)]
+        drain: DrainArgs,
+    },
+    /// End a VM's use of its GPU once it has no work; a declared VM is then placed anew
+    Drain {
+        /// The VM's name
+        name: String,
+        #[command(flatten)]
+        drain: DrainArgs,
     },
     /// Set something of a tenant, from the next decision on
     Set(SetArgs),
@@ -213,6 +233,9 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     admin.exit(match &args.command {
         Command::List => admin.list("/v1/vms", show),
         Command::Get { name } => admin.get(&path(name, ""), show),
+        Command::Create(create) => declare::create(admin, create),
+        Command::Delete { name, drain } => declare::delete(admin, name, *drain),
+        Command::Drain { name, drain } => declare::drain(admin, name, *drain),
         Command::Set(set) => run_set(admin, set),
         Command::Forget { name } => admin.client().delete(&path(name, "")),
     })
@@ -306,10 +329,11 @@ fn show(vms: &[Vm]) {
         .map(|vm| {
             let scheduling = &vm.scheduling;
             let cap = cap(scheduling.quota_us, scheduling.period_us);
-            let state = match vm.admitted {
-                None => "absent",
-                Some(true) => "admitted",
-                Some(false) => "held",
+            let state = match (vm.admitted, &vm.attachment) {
+                (None, None) => "absent",
+                (None, Some(attachment)) => attachment.state.name(),
+                (Some(true), _) => "admitted",
+                (Some(false), _) => "held",
             };
             vec![
                 vm.name.clone(),

@@ -88,8 +88,8 @@ pub(crate) struct Args {
     /// Run the guest as a thread, not as a VM
     #[arg(long)]
     native: bool,
-    /// When the daemon is gone, wait until it is back and start the guest again: its GPU was lost,
-    /// and it with it
+    /// When the daemon is gone, or the VM was drained, wait until its GPU can be had again and start
+    /// the guest again: it was lost with its GPU
     #[arg(long)]
     reconnect: bool,
     /// Begin with the load; verify nothing
@@ -98,7 +98,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let end = End::new(args);
+    let (end, mut was_lost) = (End::new(args), false);
     loop {
         let ended = start(args).and_then(|vm| {
             wait_for_load(&vm, args)?;
@@ -108,7 +108,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         });
         let again = args.reconnect && !end.is_due();
         match ended {
-            Ok(left) if is_lost(&left) && again => print_message(&Message::Lost)?,
+            Ok(left) if is_lost(&left) && again => {
+                was_lost = true;
+                print_message(&Message::Lost)?;
+            }
             Ok(left) => {
                 let lost = is_lost(&left);
                 let report = report(args, &left);
@@ -122,6 +125,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             // A VM that starts fails like this while the daemon restarts; any other failure would
             // recur.
             Err(error) if again && is_of_the_connection(&error) => {}
+            // It was admitted before. A declared VM may have to wait for room after a drain.
+            Err(error) if was_lost && again && is_refused(&error) => {}
             Err(error) => return Err(error),
         }
         thread::sleep(RETRY);
@@ -155,6 +160,11 @@ fn is_of_the_connection(error: &anyhow::Error) -> bool {
             AttachError::Connect { .. } | AttachError::Wire(_) | AttachError::Closed
         ))
     )
+}
+
+/// Whether the daemon did not take the VM.
+fn is_refused(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(VmError::Refused(_)))
 }
 
 fn start(args: &Args) -> anyhow::Result<VmHandle> {

@@ -4,7 +4,7 @@
 mod frames;
 mod session;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -20,10 +20,12 @@ use event_manager::{
 use log::Level;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use turnstile_vmm::wire::{FrameReader, peer_pid, peer_uid};
+use uuid::Uuid;
 use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::accounts::of_user;
+use super::declared::doors::DoorChange;
 use super::error::HostError;
 use super::fleet::{Fleet, Taken};
 use super::kicks::KickBudgets;
@@ -43,6 +45,10 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 const LISTENER: u32 = 0;
 const WAKE: u32 = 1;
 const FIRST_SESSION: u32 = 2;
+/// Numbers of connections are below this.
+const SESSIONS: u32 = 1 << 30;
+/// Listening sockets of declared VMs are behind those of connections.
+const FIRST_DOOR: u32 = data_of(SESSIONS, Source::Socket);
 
 /// What a connection is watched for.
 #[derive(Clone, Copy)]
@@ -69,8 +75,10 @@ pub(super) struct ControlLoop {
 }
 
 impl ControlLoop {
+    /// `doors` reports sockets of declared VMs, and rings `wake` then.
     pub(super) fn new(
         listener: UnixListener,
+        doors: Receiver<DoorChange>,
         wake: EventFd,
         fleet: Arc<Fleet>,
         stop: Arc<AtomicBool>,
@@ -79,8 +87,14 @@ impl ControlLoop {
         let sessions = BTreeMap::new();
         let (admitted, admissions) = channel();
         let rung = wake.try_clone().map_err(ControlError::Wake)?;
-        let control = manager.add_subscriber(Control {
+        let own = Entrance {
             listener,
+            instance: None,
+        };
+        let control = manager.add_subscriber(Control {
+            entrances: BTreeMap::from([(LISTENER, own)]),
+            doors,
+            next_door: FIRST_DOOR,
             wake,
             fleet,
             greeting: GREETING,
@@ -89,6 +103,8 @@ impl ControlLoop {
             admitted,
             admissions,
             accept_again: None,
+            paused: BTreeSet::new(),
+            drain_poll_at: None,
             silence_poll_at: None,
             kicks: KickBudgets::default(),
             unmute: None,
@@ -142,8 +158,19 @@ pub enum ControlError {
 /// A VM was admitted or refused.
 type Admission = (u32, Result<Taken, HostError>);
 
-struct Control {
+/// A listening socket.
+struct Entrance {
     listener: UnixListener,
+    /// The declared VM that it is for; none is the daemon's own.
+    instance: Option<Uuid>,
+}
+
+struct Control {
+    /// By event data.
+    entrances: BTreeMap<u32, Entrance>,
+    /// Sockets of declared VMs that were opened or closed.
+    doors: Receiver<DoorChange>,
+    next_door: u32,
     wake: EventFd,
     fleet: Arc<Fleet>,
     /// Time for a first frame.
@@ -154,8 +181,11 @@ struct Control {
     /// Results of the threads that admit VMs.
     admitted: Sender<Admission>,
     admissions: Receiver<Admission>,
-    /// When the listener is watched again, if it is not now.
+    /// Listening sockets that are not watched, and when they are watched again.
+    paused: BTreeSet<u32>,
     accept_again: Option<Instant>,
+    /// When draining tenants are next polled.
+    drain_poll_at: Option<Instant>,
     /// When connections without a first frame are next searched for.
     silence_poll_at: Option<Instant>,
     /// What the kicks of each account may cost.
@@ -168,23 +198,23 @@ struct Control {
 
 impl MutEventSubscriber for Control {
     fn init(&mut self, ops: &mut EventOps) {
-        let listener = Events::with_data(&self.listener, LISTENER, EventSet::IN);
         let wake = Events::with_data(&self.wake, WAKE, EventSet::IN);
-        if self.listener.set_nonblocking(true).is_err()
-            || ops.add(listener).is_err()
-            || ops.add(wake).is_err()
-        {
+        if !self.watch(LISTENER, ops) || ops.add(wake).is_err() {
             log::error!("Watching the daemon's socket failed; no VM can connect");
         }
     }
 
     fn process(&mut self, events: Events, ops: &mut EventOps) {
         match events.data() {
-            LISTENER => self.accept(ops),
+            LISTENER => self.accept(LISTENER, ops),
+            door if door >= FIRST_DOOR => self.accept(door, ops),
             WAKE => {
                 let _ = self.wake.read();
                 while let Ok((number, admission)) = self.admissions.try_recv() {
                     self.admitted(number, admission, ops);
+                }
+                while let Ok(change) = self.doors.try_recv() {
+                    self.door(change, ops);
                 }
                 self.tick(ops);
             }
@@ -204,20 +234,58 @@ impl MutEventSubscriber for Control {
 impl Control {
     /// When the next timed action is due.
     fn due(&self) -> Option<Instant> {
-        let due = [self.accept_again, self.silence_poll_at, self.unmute];
+        let due = [
+            self.accept_again,
+            self.silence_poll_at,
+            self.unmute,
+            self.drain_poll_at,
+        ];
         due.into_iter().flatten().min()
+    }
+
+    /// Watches a listening socket; false if the kernel refuses.
+    fn watch(&self, data: u32, ops: &mut EventOps) -> bool {
+        self.entrances.get(&data).is_none_or(|entrance| {
+            let events = Events::with_data(&entrance.listener, data, EventSet::IN);
+            entrance.listener.set_nonblocking(true).is_ok() && ops.add(events).is_ok()
+        })
+    }
+
+    /// A declared VM's socket was opened, or closed.
+    fn door(&mut self, change: DoorChange, ops: &mut EventOps) {
+        match change {
+            DoorChange::Opened(instance, listener) => {
+                let data = self.next_door;
+                self.next_door = data.checked_add(1).unwrap_or(FIRST_DOOR);
+                let instance = Some(instance);
+                let entrance = Entrance { listener, instance };
+                self.entrances.insert(data, entrance);
+                if !self.watch(data, ops) {
+                    log::error!("Watching the socket of a declared VM failed; it cannot connect");
+                }
+            }
+            DoorChange::Closed(instance) => {
+                let closed = |_: &u32, one: &mut Entrance| one.instance == Some(instance);
+                for (data, entrance) in self.entrances.extract_if(.., closed) {
+                    self.paused.remove(&data);
+                    let _ = ops.remove(Events::empty_raw(entrance.listener.as_raw_fd()));
+                }
+            }
+        }
     }
 
     /// Does what is due.
     fn tick(&mut self, ops: &mut EventOps) {
         let now = Instant::now();
         if self.accept_again.is_some_and(|at| at <= now) {
-            self.accept_again = None;
-            let listener = Events::with_data(&self.listener, LISTENER, EventSet::IN);
-            if ops.add(listener).is_err() {
-                self.accept_again = Some(now + ACCEPT_AGAIN);
-            }
+            let paused = std::mem::take(&mut self.paused);
+            self.paused = (paused.into_iter())
+                .filter(|data| !self.watch(*data, ops))
+                .collect();
+            self.accept_again = (!self.paused.is_empty()).then(|| now + ACCEPT_AGAIN);
         }
+        // Also after a wake without a due time: a drain may have begun.
+        self.drain_poll_at = self.fleet.poll_drains(now);
         if self.silence_poll_at.is_some_and(|at| at <= now) {
             self.end_silent(now, ops);
         }
@@ -241,29 +309,35 @@ impl Control {
 
     /// The kernel gives no connection. The listener would be ready without end, so it is not
     /// watched for a while.
-    fn pause(&mut self, error: &io::Error, ops: &mut EventOps) {
+    fn pause(&mut self, data: u32, error: &io::Error, ops: &mut EventOps) {
         let now = Instant::now();
         if is_time(&mut self.short_logged_at, now) {
             log::error!(
                 "New connections have to wait: {error} (too few open files? ulimit -n, LimitNOFILE)"
             );
         }
-        if ops
-            .remove(Events::empty_raw(self.listener.as_raw_fd()))
-            .is_ok()
-        {
+        let Some(entrance) = self.entrances.get(&data) else {
+            return;
+        };
+        let events = Events::empty_raw(entrance.listener.as_raw_fd());
+        if ops.remove(events).is_ok() {
+            self.paused.insert(data);
             self.accept_again = Some(now + ACCEPT_AGAIN);
         }
     }
 
-    fn accept(&mut self, ops: &mut EventOps) {
+    fn accept(&mut self, data: u32, ops: &mut EventOps) {
         loop {
-            let stream = match self.listener.accept() {
+            let Some(entrance) = self.entrances.get(&data) else {
+                return;
+            };
+            let door = entrance.instance;
+            let stream = match entrance.listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return,
                     io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => continue,
-                    _ => return self.pause(&error, ops),
+                    _ => return self.pause(data, &error, ops),
                 },
             };
             let now = Instant::now();
@@ -286,9 +360,9 @@ impl Control {
             let number = self.next;
             // Numbers stay below 2^30, so that the event data does not overflow. By then old ones
             // have ended.
-            self.next = (self.next + 1) % (1 << 30);
-            let data = data_of(number, Source::Socket);
-            let watched = Events::with_data(&stream, data, EventSet::IN);
+            self.next = (self.next + 1) % SESSIONS;
+            let socket = data_of(number, Source::Socket);
+            let watched = Events::with_data(&stream, socket, EventSet::IN);
             if stream.set_nonblocking(true).is_err()
                 || self.sessions.contains_key(&number)
                 || ops.add(watched).is_err()
@@ -301,6 +375,7 @@ impl Control {
             let mut session = Session {
                 stream,
                 uid,
+                door,
                 holder,
                 _place: place,
                 since: now,

@@ -36,7 +36,14 @@ impl Bench {
         let wake = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let own = wake.try_clone().unwrap();
-        let mut control = ControlLoop::new(listener, own, fleet, stop.clone()).unwrap();
+        let mut control = ControlLoop::new(
+            listener,
+            std::sync::mpsc::channel().1,
+            own,
+            fleet,
+            stop.clone(),
+        )
+        .unwrap();
         let inner = control.manager.subscriber_mut(control.control).unwrap();
         inner.greeting = greeting;
         let thread = Some(thread::spawn(|| control.run()));

@@ -141,6 +141,33 @@ pub enum HostError {
     /// No GPU takes it.
     #[error(transparent)]
     Placement(#[from] PlacementError),
+    /// The name is that of a declared VM.
+    #[error(
+        "{name} is a declared VM, which connects to a socket of its own: turnstile vm get {name}"
+    )]
+    Declared {
+        /// The name.
+        name: String,
+    },
+    /// A declared VM takes no VMM in its state.
+    #[error("VM {name} is {state}, and takes no VMM now")]
+    NotNow {
+        /// The VM.
+        name: String,
+        /// Its state.
+        state: &'static str,
+    },
+    /// More memory than was declared.
+    #[error("The VMM claims {claimed} bytes of GPU memory; {most} were declared of its VM")]
+    Beyond {
+        /// Bytes in the request.
+        claimed: u64,
+        /// Bytes declared.
+        most: u64,
+    },
+    /// The VM was removed or moved while its VMM connected.
+    #[error("The VM was removed, or placed on another GPU")]
+    Removed,
     /// Hello was expected.
     #[error("The VMM did not say Hello first")]
     NoHello,

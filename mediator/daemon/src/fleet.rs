@@ -6,25 +6,35 @@
 //!   account on each of them. What an operator sets is set on each of them, or on none.
 //! - Locks: `places` is taken before the state of a host, and never under one.
 
+mod declared;
+mod drains;
 mod settings;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use turnstile_accounting::record::GpuIdentity;
 use turnstile_accounting::{AccountId, TenantId};
 use turnstile_policies::place::{self, GpuSize, Job, Placed, Rule};
 use turnstile_vmm::wire::ToDaemon;
+use uuid::Uuid;
+use vmm_sys_util::eventfd::EventFd;
 
 use super::common::Common;
+use super::declared::Entry;
+use super::declared::doors::Doors;
 use super::error::{HostError, PlacementError};
 use super::host::{Host, HostConfig, refuse};
 use super::journal::Journal;
 use super::limits::Limits;
 use crate::journal::Changed;
+pub use declared::DeclareError;
+pub use drains::DrainTerms;
+use drains::Draining;
 use turnstile_gpu::Gpu;
 
 /// Blocks and warps that an SM holds, for rules that count them.
@@ -57,6 +67,12 @@ struct Places {
     placed: BTreeMap<TenantId, Placed>,
     /// Names of tenants that are being admitted.
     arriving: BTreeSet<String>,
+    /// Declared VMs, in the order of their declaration.
+    declared: Vec<Entry>,
+    /// Tenants that end once they have no work.
+    drains: BTreeMap<TenantId, Draining>,
+    /// Wakes the control loop, which polls drains.
+    wake: Option<EventFd>,
 }
 
 /// GPUs of a host.
@@ -65,6 +81,10 @@ pub struct Fleet {
     members: Vec<Member>,
     rule: Rule,
     places: Mutex<Places>,
+    /// Sockets of declared VMs, while the daemon runs.
+    doors: Mutex<Option<Doors>>,
+    /// Counts up when [`Self::kept_vms`] changes.
+    declared_changes: AtomicU64,
 }
 
 /// A tenant that was taken in.
@@ -106,11 +126,16 @@ impl Fleet {
             gpus: place::Fleet::new(&sizes.collect::<Vec<GpuSize>>()),
             placed: BTreeMap::new(),
             arriving: BTreeSet::new(),
+            declared: Vec::new(),
+            drains: BTreeMap::new(),
+            wake: None,
         };
         Self {
             members,
             rule,
             places: Mutex::new(places),
+            doors: Mutex::default(),
+            declared_changes: AtomicU64::new(0),
         }
     }
 
@@ -145,7 +170,9 @@ impl Fleet {
 
     /// Closes a GPU, by its place, to further tenants, or opens it again.
     pub fn close(&self, gpu: usize, closed: bool) {
-        self.places().gpus.close(gpu, closed);
+        let mut places = self.places();
+        places.gpus.close(gpu, closed);
+        self.place_waiting(&mut places);
     }
 
     /// Identities of the GPUs that are closed.
@@ -160,25 +187,34 @@ impl Fleet {
         self.places().gpus.is_closed(gpu)
     }
 
-    /// Places a VM on a GPU and takes it in there; see [`Host::admit`].
+    /// Places a VM on a GPU and takes it in there; see [`Host::admit`]. `door` is the instance of
+    /// the declared VM that owns the socket where it connected.
     pub(super) fn admit(
         &self,
-        hello: ToDaemon,
+        mut hello: ToDaemon,
         fds: Vec<OwnedFd>,
         stream: UnixStream,
         uid: u32,
+        door: Option<Uuid>,
     ) -> Result<Taken, HostError> {
-        let seat = match self.seat(&hello) {
+        let seated = match door {
+            None => self.seat(&hello),
+            Some(instance) => self.seat_declared(&mut hello, instance),
+        };
+        let seat = match seated {
             Ok(seat) => seat,
             Err(error) => {
                 refuse(&error, &stream);
                 return Err(error);
             }
         };
-        let gpu = seat.placed.as_ref().map_or(0, |placed| placed.gpu);
+        let gpu = seat.gpu;
         let host = self.members[gpu].host.clone();
         let (tenant, account, kick) = host.admit(hello, fds, stream, uid)?;
-        seat.taken(tenant);
+        if !seat.taken(tenant) {
+            host.leave(tenant);
+            return Err(HostError::Removed);
+        }
         Ok(Taken {
             host,
             gpu,
@@ -188,12 +224,31 @@ impl Fleet {
         })
     }
 
+    /// The place of a declared VM.
+    fn seat_declared(&self, hello: &mut ToDaemon, instance: Uuid) -> Result<Seat<'_>, HostError> {
+        let mut places = self.places();
+        let (gpu, name) = self.bound(&places, instance, hello)?;
+        if !places.arriving.insert(name.clone()) {
+            return Err(HostError::NameTaken { name });
+        }
+        drop(places);
+        Ok(Seat {
+            fleet: self,
+            name,
+            gpu,
+            placed: None,
+            declared: Some(instance),
+        })
+    }
+
     /// A place for a VM. With one GPU that GPU alone decides.
     fn seat(&self, hello: &ToDaemon) -> Result<Seat<'_>, HostError> {
         let mut seat = Seat {
             fleet: self,
             name: String::new(),
+            gpu: 0,
             placed: None,
+            declared: None,
         };
         let ToDaemon::Hello {
             name,
@@ -203,6 +258,9 @@ impl Fleet {
         else {
             return Ok(seat);
         };
+        if self.is_declared(name) {
+            return Err(HostError::Declared { name: name.clone() });
+        }
         if self.members.len() == 1 && !self.is_closed(0) {
             return Ok(seat);
         }
@@ -238,6 +296,7 @@ impl Fleet {
         places.arriving.insert(name.clone());
         drop(places);
         seat.name.clone_from(name);
+        seat.gpu = placed.gpu;
         seat.placed = Some(placed);
         Ok(seat)
     }
@@ -249,6 +308,8 @@ impl Fleet {
         if let Some(placed) = places.placed.remove(&tenant) {
             places.gpus.release(&placed);
         }
+        self.detached(&mut places, tenant);
+        self.place_waiting(&mut places);
     }
 
     /// Why nothing is known of a GPU now, with the GPU's identity; none while all answer.
@@ -280,23 +341,31 @@ fn size_of(gpu: &dyn Gpu) -> GpuSize {
 struct Seat<'a> {
     fleet: &'a Fleet,
     name: String,
+    gpu: usize,
     placed: Option<Placed>,
+    /// The declared VM, which has its place.
+    declared: Option<Uuid>,
 }
 
 impl Seat<'_> {
-    /// The tenant is there: its name belongs to its account on all GPUs.
-    fn taken(mut self, tenant: TenantId) {
-        let Some(placed) = self.placed.take() else {
-            return;
-        };
-        let own = placed.gpu;
-        self.fleet.places().placed.insert(tenant, placed);
+    /// The tenant is there: its name belongs to its account on all GPUs. False if it may not stay.
+    fn taken(mut self, tenant: TenantId) -> bool {
+        let own = self.gpu;
+        if let Some(instance) = self.declared
+            && !self.fleet.attached(instance, own, tenant)
+        {
+            return false;
+        }
+        if let Some(placed) = self.placed.take() {
+            self.fleet.places().placed.insert(tenant, placed);
+        }
         if let Some(account) = self.fleet.members[own].host.owner(&self.name) {
             let others = self.fleet.members.iter().enumerate();
             for (_, other) in others.filter(|(gpu, _)| *gpu != own) {
                 other.host.learn_name(&self.name, &account);
             }
         }
+        true
     }
 }
 

@@ -9,6 +9,7 @@ pub(crate) mod debts;
 mod departed;
 pub(crate) mod described;
 pub(crate) mod dma;
+mod drain;
 pub(crate) mod mailbox;
 pub(crate) mod memory;
 mod orders;

@@ -25,19 +25,23 @@ pub struct Event {
     pub seq: u64,
     /// When, by the calendar.
     pub at: String,
-    /// What: `vm_connected`, `vm_left`, `vm_set`, `account_set`, `gpu_silent`, `gpu_back`.
+    /// What: `vm_connected`, `vm_left`, `vm_set`, `account_set`, `gpu_set`, `gpu_silent`,
+    /// `gpu_back`; `cap_reached`, `memory_pressure`, `vm_fault`, `ledger_gap` as they begin; of
+    /// declared VMs `vm_waiting`, `vm_ready`, `vm_attached`, `vm_lost`, `vm_draining`,
+    /// `vm_drain_failed`, `vm_deleted`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Name of the tenant; of `account_set`, of the account; of the GPU's events, empty.
+    /// Name of the tenant; of `account_set` and `gpu_set`, of the account and the GPU; of events of
+    /// a GPU and of the ledger, empty.
     pub vm: String,
-    /// Of `vm_connected` and `vm_left`: instance id, project and labels, if the tenant has any.
+    /// Of a VM that connects, leaves or moves: instance id, project and labels, if it has any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Arc<Metadata>>,
     /// Of a change: its author, its request, and what was set before and is now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub change: Option<Changed>,
-    /// Of an event of the GPU: why.
+    /// Of an event of a GPU, of a figure or of the ledger: why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
@@ -122,11 +126,11 @@ impl Journal {
         });
     }
 
-    /// Takes an event of the GPU down.
-    pub(crate) fn tell(&self, kind: &str, reason: &str) {
+    /// Takes an event with a reason down, of a tenant or, where `vm` is empty, of a GPU.
+    pub fn report(&self, kind: &str, vm: &str, reason: &str) {
         self.push(Event {
             reason: Some(reason.to_owned()),
-            ..Event::of(kind, String::new())
+            ..Event::of(kind, vm.to_owned())
         });
     }
 

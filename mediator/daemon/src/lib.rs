@@ -36,6 +36,7 @@ mod admission;
 mod common;
 pub mod config;
 mod control;
+pub mod declared;
 mod error;
 mod fleet;
 mod fronts;
@@ -52,7 +53,7 @@ pub mod socket;
 pub mod tenant;
 mod untracked;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -64,7 +65,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 pub use accounting::{MeterKind, Timing};
 pub use control::ControlError;
 pub use error::{HostError, PlacementError, UserError, chain};
-pub use fleet::{Fleet, Member};
+pub use fleet::{DeclareError, DrainTerms, Fleet, Member};
 pub use fronts::{FrontError, serve_fronts};
 pub use host::accounts::{AccountSnapshot, AccountsConfig, resolve, resolve_all};
 pub use host::debts::KeptDebt;
@@ -80,6 +81,7 @@ pub use names::{NAME_BYTES_MAX, NAME_RULE, is_tenant_name};
 use turnstile_accounting::record::GpuIdentity;
 use turnstile_policies::place::{RULES, Rule};
 
+use crate::declared::KeptVm;
 use crate::socket::{ListenError, listen};
 use turnstile_gpu::Gpu;
 use turnstile_host::confine;
@@ -120,6 +122,10 @@ pub struct DaemonConfig {
     pub settings: BTreeMap<String, Settings>,
     /// Accounts, and which tenants belong to them.
     pub accounts: AccountsConfig,
+    /// GPUs that are closed to further tenants.
+    pub cordoned: BTreeSet<String>,
+    /// VMs that were declared before.
+    pub vms: Vec<KeptVm>,
     /// What accounts and tenants were ahead by when the daemon before ended.
     pub debts: Vec<KeptDebt>,
 }
@@ -136,6 +142,8 @@ impl DaemonConfig {
             timing: Timing::default(),
             settings: BTreeMap::new(),
             accounts: AccountsConfig::default(),
+            cordoned: BTreeSet::new(),
+            vms: Vec::new(),
             debts: Vec::new(),
         }
     }
@@ -168,6 +176,8 @@ pub struct Daemon {
     stop: Arc<AtomicBool>,
     wake: EventFd,
     threads: Vec<JoinHandle<()>>,
+    /// Makes and removes sockets of declared VMs.
+    doors: Option<JoinHandle<()>>,
     socket: PathBuf,
     periods: Vec<Arc<AtomicU64>>,
 }
@@ -214,6 +224,9 @@ impl Daemon {
             rest.push((card.meter, card.timing, card.ledger));
         }
         let fleet = Arc::new(Fleet::new(gpus, config.placement)?);
+        for (gpu, member) in fleet.members().iter().enumerate() {
+            fleet.close(gpu, config.cordoned.contains(&member.identity.gpu));
+        }
         fleet.restore_settings(&config.settings);
         fleet.restore_debts(config.debts);
         fleet
@@ -226,6 +239,7 @@ impl Daemon {
             stop: stop.clone(),
             wake,
             threads: Vec::new(),
+            doors: None,
             socket: config.socket.clone(),
             periods: Vec::new(),
         };
@@ -235,9 +249,14 @@ impl Daemon {
                 host.open_ledger(ledger)?;
             }
         }
-        let control_wake = daemon.wake.try_clone().map_err(DaemonError::Start)?;
+        // Before this thread has a role: the thread of the sockets has none either.
+        let wake = || daemon.wake.try_clone().map_err(DaemonError::Start);
+        let (control_wake, doors_wake) = (wake()?, wake()?);
+        let doors = fleet.begin_declared(config.vms, &config.socket, doors_wake);
+        let (changes, doors) = doors.map_err(DaemonError::Start)?;
+        daemon.doors = Some(doors);
         let control_loop =
-            control::ControlLoop::new(listener, control_wake, fleet.clone(), stop.clone())
+            control::ControlLoop::new(listener, changes, control_wake, fleet.clone(), stop.clone())
                 .map_err(DaemonError::Events)?;
         daemon.spawn("turnstile-ctl", move || {
             confine::enter(confine::Role::Control);
@@ -276,6 +295,11 @@ impl Daemon {
     /// Ends the accounting of periods and writes the last window, so that what the host reports
     /// from then on is what the ledger has. False if the ledger lacks something of this run.
     pub fn close(&mut self) -> bool {
+        // First, so that fronts among them still reach the daemon.
+        self.fleet.close_doors();
+        if let Some(Err(_)) = self.doors.take().map(JoinHandle::join) {
+            log::error!("The thread of the VMs' sockets panicked");
+        }
         self.stop.store(true, Ordering::Release);
         let _ = self.wake.write(1);
         for thread in self.threads.drain(..) {

@@ -70,6 +70,7 @@ impl Bench {
         let config = DaemonConfig {
             identity: gpu.clone(),
             settings: kept.tenants,
+            vms: kept.vms,
             accounts: AccountsConfig {
                 made: kept.accounts,
                 names: kept.names,

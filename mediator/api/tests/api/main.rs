@@ -2,6 +2,7 @@
 
 mod accounts;
 mod bench;
+mod declared;
 mod document;
 mod http;
 mod requests;

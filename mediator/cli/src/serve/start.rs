@@ -73,6 +73,8 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
     let daemon = DaemonConfig {
         placement: rule.context("scheduling.placement is checked")?.rule,
         settings: kept.tenants,
+        vms: kept.vms,
+        cordoned: kept.cordoned,
         debts: debts.unwrap_or_default(),
         accounts: AccountsConfig {
             made: kept.accounts,
@@ -81,10 +83,5 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
         },
         ..DaemonConfig::new(config.sockets.vmm.clone())
     };
-    let daemon = Daemon::over(daemon, cards)?;
-    for (gpu, member) in daemon.fleet().members().iter().enumerate() {
-        let closed = kept.cordoned.contains(&member.identity.gpu);
-        daemon.fleet().close(gpu, closed);
-    }
-    Ok(daemon)
+    Ok(Daemon::over(daemon, cards)?)
 }

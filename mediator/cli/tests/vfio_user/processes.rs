@@ -56,6 +56,29 @@ fn connected(folder: &Path, vm: &str) -> Guest {
     Guest::new(&socket)
 }
 
+#[test]
+fn declared_vm_of_a_stock_vmm_has_its_device_until_it_is_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let _daemon = serve(folder, &[]);
+    let admin = |args: &[&str]| {
+        let mut command = turnstile();
+        let command = command.args(args).arg("--api").arg(folder.join("api.sock"));
+        let output = command.output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        output.status.success().then_some(text)
+    };
+    until("the daemon", || admin(&["vm", "list"]));
+    let made = admin(&["vm", "create", "web", "--attach", "vfio-user"]);
+    let made = made.expect("it is declared");
+    let socket = Path::new(made.trim_end());
+    assert!(socket.ends_with("vfio-user.sock"), "{made}");
+    let guest = Guest::new(socket);
+    passed(&guest.run(Workload::Verify { rounds: 1 }));
+    admin(&["vm", "delete", "web"]).expect("it is removed");
+    until("no socket", || (!socket.exists()).then_some(()));
+}
+
 fn passed(report: &Report) {
     assert_eq!(report.outcome, Outcome::Passed, "{}", report.text());
     assert!(report.verified > 0 && report.failed == 0);

@@ -123,6 +123,8 @@ pub struct Book {
     /// Accounts that entries of vfio-user fronts name, by tenant, and the user of the fronts.
     fronts: BTreeMap<String, String>,
     fronts_uid: u32,
+    /// Accounts of declared VMs, by tenant. No other VM can have such a name.
+    pub(crate) declared: BTreeMap<String, String>,
     accounts: BTreeMap<Arc<str>, Account>,
     names: BTreeMap<String, Owned>,
     next_id: u32,
@@ -225,6 +227,9 @@ impl Book {
 
     /// Which account a tenant belongs to, and whether its name decides that.
     fn account_of(&self, name: &str, uid: u32) -> (String, bool) {
+        if let Some(account) = self.declared.get(name) {
+            return (account.clone(), true);
+        }
         if let Some(account) = self.fronts.get(name)
             && uid == self.fronts_uid
         {

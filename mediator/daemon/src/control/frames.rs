@@ -17,9 +17,9 @@ use super::session::{Role, SessionError};
 use super::{Control, Source, data_of};
 use crate::error::{HostError, chain};
 use crate::fleet::Taken;
-use crate::host::Host;
 use crate::host::dma::Change;
 use crate::host::mailbox::Letter;
+use crate::host::{Host, refuse};
 use crate::kicks::Kick;
 use crate::limits::Resource;
 use turnstile_host::process;
@@ -67,7 +67,14 @@ impl Control {
         let Frame { message, fds } = frame;
         match (message, &mut session.role) {
             (hello @ ToDaemon::Hello { .. }, None) => self.start(number, hello, fds, ops),
-            (program @ ToDaemon::Program { .. }, None) => {
+            (program @ ToDaemon::Program { .. }, None) if session.door.is_none() => {
+                if let ToDaemon::Program { name, .. } = &program
+                    && self.fleet.is_declared(name)
+                {
+                    let error = HostError::Declared { name: name.clone() };
+                    refuse(&error, &session.stream);
+                    return Err(SessionError::Refused(chain(&error)));
+                }
                 let stream = session.stream.try_clone().map_err(WireError::Socket)?;
                 // A program chooses its device itself, and that is the first one.
                 let host = self.fleet.first().clone();
@@ -198,11 +205,12 @@ impl Control {
         let place = limits.take(Resource::Admissions, &session.holder, 1)?;
         let stream = session.stream.try_clone().map_err(WireError::Socket)?;
         let wake = self.wake.try_clone().map_err(WireError::Socket)?;
-        let (fleet, admitted, uid) = (self.fleet.clone(), self.admitted.clone(), session.uid);
+        let (fleet, admitted) = (self.fleet.clone(), self.admitted.clone());
+        let (uid, door) = (session.uid, session.door);
         thread::Builder::new()
             .name("turnstile-admit".into())
             .spawn(move || {
-                let admission = fleet.admit(hello, fds, stream, uid);
+                let admission = fleet.admit(hello, fds, stream, uid, door);
                 drop(place);
                 // The loop is gone only with the daemon.
                 if admitted.send((number, admission)).is_ok() {

@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use turnstile_accounting::TenantId;
 use turnstile_vmm::wire::{FrameReader, WireError};
+use uuid::Uuid;
 
 use crate::host::{Host, refuse};
 use crate::kicks::Kick;
@@ -21,6 +22,8 @@ pub(super) struct Session {
     pub(super) stream: UnixStream,
     /// User id of the peer.
     pub(super) uid: u32,
+    /// Instance of the declared VM that owns the socket where it connected.
+    pub(super) door: Option<Uuid>,
     /// The account of that user, for which the connection and its log lines count.
     pub(super) holder: Holder,
     /// Its place.

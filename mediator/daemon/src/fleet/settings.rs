@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::sync::atomic::Ordering;
 
 use turnstile_policies::Weight;
 
@@ -152,8 +153,9 @@ impl Fleet {
             .try_for_each(|host| host.set_account(name, rule.cloned()))
     }
 
-    /// Counts up when [`Host::kept_accounts`] changes, of whichever GPU.
-    pub fn account_changes(&self) -> u64 {
-        self.hosts().map(|host| host.account_changes()).sum()
+    /// Counts up when [`Host::kept_accounts`] of a GPU changes, or [`Self::kept_vms`].
+    pub fn kept_changes(&self) -> u64 {
+        let accounts: u64 = self.hosts().map(|host| host.account_changes()).sum();
+        accounts + self.declared_changes.load(Ordering::Relaxed)
     }
 }

@@ -257,6 +257,15 @@ impl Host {
         self.lock().accounts.book.learn(name, account);
     }
 
+    /// A VM of this name was declared with an account; without one, the declaration is gone.
+    pub(crate) fn declare_account(&self, name: &str, account: Option<&String>) {
+        let declared = &mut self.lock().accounts.book.declared;
+        match account {
+            Some(account) => declared.insert(name.to_owned(), account.clone()),
+            None => declared.remove(name),
+        };
+    }
+
     /// Frees a tenant's name, unless it is connected.
     pub fn forget_name(&self, name: &str) {
         let mut state = self.lock();

@@ -177,7 +177,7 @@ impl Host {
     }
 
     /// Commands of a tenant that were announced and have not finished.
-    fn pending(&self, tenant: TenantId) -> u64 {
+    pub(super) fn pending(&self, tenant: TenantId) -> u64 {
         let mut channels = Vec::new();
         self.gpu.activity(tenant, &mut channels);
         channels

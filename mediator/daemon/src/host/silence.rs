@@ -28,7 +28,7 @@ impl Host {
             "GPU: silent: {reason}; its time is charged to no tenant, and it is taken back when it answers"
         );
         *self.silence_lock() = Some(reason.to_owned());
-        self.journal().tell("gpu_silent", reason);
+        self.journal().report("gpu_silent", "", reason);
         let mut state = self.lock();
         if let Some(recorder) = &mut state.recorder {
             recorder.silent(from);
@@ -57,7 +57,7 @@ impl Host {
         drop(state);
         *self.silence_lock() = None;
         self.journal()
-            .tell("gpu_back", "The GPU answers again and was reset");
+            .report("gpu_back", "", "The GPU answers again and was reset");
         log::warn!("GPU: it answers again and was reset; its VMs have to connect again");
         Ok(())
     }

@@ -1,0 +1,344 @@
+//! VMs that are declared before their VMMs connect: their sockets, drains and ends.
+//!
+//! In: the body of `POST /v1/vms` with an attachment, `DELETE`, drains of VMs and GPUs. Out: calls
+//! of the fleet, after the state file has what they change.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Extension, Path, Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use nix::unistd::{Group, User};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::Shared;
+use super::access::{Caller, Role};
+use super::gate::RequestId;
+use super::gpus::Gpu;
+use super::page::query;
+use super::problem::Problem;
+use super::vm::Vm;
+use super::write::{Write, detached};
+use turnstile_daemon::declared::{
+    Attachment, AttachmentKind, Declaration, DeclaredVm, KeptVm, Life, MODE_DEFAULT,
+};
+use turnstile_daemon::{DeclareError, DrainTerms, chain};
+
+/// Time of a drain that names none, in seconds, and the most.
+const TIMEOUT_S: u64 = 30;
+const TIMEOUT_MAX_S: u64 = 86_400;
+
+/// The socket that a VM is to have.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct AttachmentBody {
+    /// What connects.
+    pub kind: AttachmentKind,
+    /// User that owns the socket, by name or number; an administrator alone may set it.
+    pub owner: Option<String>,
+    /// Group of the socket, by name or number; an administrator alone may set it.
+    pub group: Option<String>,
+    /// Permissions of the socket, in octal digits; for all users by an administrator alone.
+    #[schema(pattern = "^0?[0-7]{3}$", example = "0660")]
+    pub mode: Option<String>,
+}
+
+/// The socket of a declared VM, and its state.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VmAttachment {
+    /// State of the VM.
+    pub state: Life,
+    /// What connects.
+    pub kind: AttachmentKind,
+    /// Path of the socket.
+    pub socket: String,
+    /// Number of the user that owns it; null for the daemon's.
+    pub owner: Option<u32>,
+    /// Number of its group; null for the daemon's.
+    pub group: Option<u32>,
+    /// Permissions of the socket.
+    pub mode: String,
+    /// GPU memory that it may own; null for the daemon's default.
+    pub gpu_memory_bytes: Option<u64>,
+}
+
+/// How long a drain may take.
+#[derive(Clone, Copy, Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct DrainQuery {
+    /// Seconds in which its tenant has to be found without work; 30 where absent.
+    #[param(maximum = 86_400)]
+    timeout_s: Option<u64>,
+    /// Whether its tenant ends when that has passed; else it stays.
+    force: Option<bool>,
+}
+
+impl DrainQuery {
+    pub(super) fn terms(self) -> Result<DrainTerms, Problem> {
+        let seconds = self.timeout_s.unwrap_or(TIMEOUT_S);
+        if seconds > TIMEOUT_MAX_S {
+            let detail = format!("timeout_s is at most {TIMEOUT_MAX_S}");
+            return Err(Problem::new(StatusCode::BAD_REQUEST, detail));
+        }
+        Ok(DrainTerms {
+            timeout: Duration::from_secs(seconds),
+            force: self.force.unwrap_or(false),
+        })
+    }
+}
+
+impl From<DeclareError> for Problem {
+    fn from(error: DeclareError) -> Self {
+        let status = match error {
+            DeclareError::NoVm(_) => StatusCode::NOT_FOUND,
+            DeclareError::Door(_) => StatusCode::SERVICE_UNAVAILABLE,
+            DeclareError::NoGpu(_) | DeclareError::Place(_) => StatusCode::UNPROCESSABLE_ENTITY,
+            _ => StatusCode::CONFLICT,
+        };
+        Self::new(status, chain(&error))
+    }
+}
+
+impl AttachmentBody {
+    /// The same, checked against what its author may set.
+    pub(super) fn checked(&self, caller: &Caller) -> Result<Attachment, Problem> {
+        let text = self.mode.as_deref();
+        let mode = text.map_or(Ok(MODE_DEFAULT), |mode| u32::from_str_radix(mode, 8));
+        let mode = mode.ok().filter(|mode| *mode <= 0o777);
+        let mode = mode.ok_or_else(|| {
+            Problem::field(
+                "/attachment/mode",
+                "Permissions are octal digits, as in 0660",
+            )
+        })?;
+        let others = mode & 0o007 != 0;
+        let gives = self.owner.is_some() || self.group.is_some() || others;
+        if gives && caller.role < Role::Administrator {
+            return Err(Problem::new(
+                StatusCode::FORBIDDEN,
+                "Owner, group and permissions for all users are set by root and the daemon's own user alone",
+            ));
+        }
+        let user = |name: &str| {
+            let found = User::from_name(name).ok().flatten();
+            found.map(|user| user.uid.as_raw())
+        };
+        let group = |name: &str| {
+            let found = Group::from_name(name).ok().flatten();
+            found.map(|group| group.gid.as_raw())
+        };
+        Ok(Attachment {
+            kind: self.kind,
+            owner: number(self.owner.as_deref(), "/attachment/owner", user)?,
+            group: number(self.group.as_deref(), "/attachment/group", group)?,
+            mode,
+        })
+    }
+}
+
+/// The number of a user or group, given as one or by its name.
+fn number(
+    given: Option<&str>,
+    pointer: &str,
+    by_name: impl Fn(&str) -> Option<u32>,
+) -> Result<Option<u32>, Problem> {
+    let Some(text) = given else { return Ok(None) };
+    let number = text.parse().ok().or_else(|| by_name(text));
+    // The largest number stands for no user in the kernel's calls.
+    let number = number.filter(|number| *number != u32::MAX);
+    let unknown = || Problem::field(pointer, "The name service knows no such name");
+    number.map(Some).ok_or_else(unknown)
+}
+
+impl VmAttachment {
+    pub(super) fn of(vm: &DeclaredVm) -> Self {
+        let Attachment {
+            kind,
+            owner,
+            group,
+            mode,
+        } = vm.declared.attachment;
+        Self {
+            state: vm.life,
+            kind,
+            socket: vm.socket.display().to_string(),
+            owner,
+            group,
+            mode: format!("{mode:04o}"),
+            gpu_memory_bytes: vm.declared.gpu_memory_bytes,
+        }
+    }
+}
+
+impl Shared {
+    /// Declares a VM, and returns whether it is new. It is on the disk before it has a socket.
+    pub(super) async fn declare(
+        self: Arc<Self>,
+        write: Write,
+        declared: Declaration,
+    ) -> Result<(Vm, bool), Problem> {
+        let _one_at_a_time = self.writes.lock().await;
+        let name = declared.name.clone();
+        let is_new = self.fleet.check_declaration(&declared)?;
+        if is_new {
+            let mut kept = self.kept();
+            if kept.tenants.contains_key(&name) {
+                let detail = format!("Something is set of {name}; forget it first");
+                return Err(Problem::new(StatusCode::CONFLICT, detail));
+            }
+            let audit = self.audit(&write, None, Some(&declared))?;
+            kept.tenants.insert(name.clone(), declared.settings.clone());
+            kept.vms.push(KeptVm {
+                declared: declared.clone(),
+                placed: None,
+                attached: false,
+            });
+            self.keep(kept).await?;
+            let fleet = self.fleet.clone();
+            let made = tokio::task::spawn_blocking(move || fleet.declare(declared)).await;
+            let made = made.map_err(|error| {
+                Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
+            });
+            if let Err(problem) = made.and_then(|made| Ok(made?)) {
+                self.keep(self.kept()).await?;
+                return Err(problem);
+            }
+            audit.emit(&self.fleet);
+        }
+        self.renew();
+        Ok((self.vm(&name)?, is_new))
+    }
+
+    /// Removes a declared VM: none if that is done, else as it is while its tenant is drained. It
+    /// is not on the disk any more by then.
+    pub(super) async fn end_declared(
+        self: Arc<Self>,
+        write: Write,
+        terms: DrainTerms,
+    ) -> Result<Option<Vm>, Problem> {
+        let _one_at_a_time = self.writes.lock().await;
+        let name = &write.name;
+        let mut kept = self.kept();
+        let of_it = |vm: &KeptVm| vm.declared.name == *name;
+        let known = kept.vms.iter().find(|vm| of_it(vm)).cloned();
+        let audit = self.audit(&write, known.as_ref().map(|vm| &vm.declared), None)?;
+        kept.vms.retain(|vm| !of_it(vm));
+        kept.tenants.remove(name);
+        kept.names.remove(name);
+        self.keep(kept).await?;
+        self.fleet.drain(name, terms, true)?;
+        audit.emit(&self.fleet);
+        self.renew();
+        Ok(self.vm(name).ok())
+    }
+
+    async fn drain_vm(self: Arc<Self>, write: Write, terms: DrainTerms) -> Result<Vm, Problem> {
+        let _one_at_a_time = self.writes.lock().await;
+        let audit = self.audit(&write, None, Some(&terms.timeout.as_secs()))?;
+        self.fleet.drain(&write.name, terms, false)?;
+        audit.emit(&self.fleet);
+        self.renew();
+        self.vm(&write.name)
+    }
+
+    async fn drain_gpu(self: Arc<Self>, write: Write, terms: DrainTerms) -> Result<Gpu, Problem> {
+        let place = self.place_of(&write.name)?;
+        let _one_at_a_time = self.writes.lock().await;
+        let audit = self.audit(&write, Some(&self.fleet.is_closed(place)), Some(&true))?;
+        let mut kept = self.kept();
+        kept.cordoned.insert(write.name.clone());
+        self.keep(kept).await?;
+        self.fleet.drain_gpu(place, terms);
+        // Places that were given back are not taken again by the next daemon.
+        self.keep(self.kept()).await?;
+        audit.emit(&self.fleet);
+        self.renew();
+        Ok(self.gpu(place))
+    }
+}
+
+/// Ends the tenant of a VM once it has no work. A declared VM is then placed anew.
+#[utoipa::path(
+    post, path = "/v1/vms/{name}/drain", operation_id = "drain_vm", tag = "vms",
+    params(("name" = String, Path, description = "Name of the tenant"), DrainQuery),
+    responses(
+        (status = 202, description = "The VM as it is now", body = Vm),
+        (status = "4XX", response = super::Refused),
+        (status = 503, response = super::Refused),
+    )
+)]
+pub(super) async fn drain(
+    State(shared): State<Arc<Shared>>,
+    Extension(caller): Extension<Caller>,
+    Extension(id): Extension<RequestId>,
+    Path(name): Path<String>,
+    terms: Result<Query<DrainQuery>, QueryRejection>,
+) -> Result<Response, Problem> {
+    let terms = query(terms)?.terms()?;
+    let write = Write::new(caller, id, "drain", name);
+    let vm = detached(shared.drain_vm(write, terms)).await?;
+    Ok((StatusCode::ACCEPTED, Json(vm)).into_response())
+}
+
+/// Closes a GPU to further VMs, and drains those on it. Programs on it stay.
+#[utoipa::path(
+    put, path = "/v1/gpus/{id}/drain", operation_id = "drain_gpu", tag = "gpus",
+    params(("id" = String, Path, description = "Identity of the GPU"), DrainQuery),
+    responses(
+        (status = 202, description = "The GPU as it is now", body = Gpu),
+        (status = "4XX", response = super::Refused),
+        (status = 503, response = super::Refused),
+    )
+)]
+pub(super) async fn drain_gpu(
+    State(shared): State<Arc<Shared>>,
+    Extension(caller): Extension<Caller>,
+    Extension(request): Extension<RequestId>,
+    Path(id): Path<String>,
+    terms: Result<Query<DrainQuery>, QueryRejection>,
+) -> Result<Response, Problem> {
+    let terms = query(terms)?.terms()?;
+    let write = Write::of_gpu(caller, request, id);
+    let gpu = detached(shared.drain_gpu(write, terms)).await?;
+    Ok((StatusCode::ACCEPTED, Json(gpu)).into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockets_are_given_to_others_by_administrators_alone() {
+        let may = |role: Role, owner: Option<&str>, group: Option<&str>, mode: &str| {
+            let name = String::new();
+            let body = AttachmentBody {
+                owner: owner.map(str::to_owned),
+                group: group.map(str::to_owned),
+                mode: Some(mode.to_owned()),
+                ..AttachmentBody::default()
+            };
+            body.checked(&Caller { role, name })
+        };
+        let (operator, root) = (Role::Operator, Role::Administrator);
+        assert_eq!(may(operator, None, None, "0660").unwrap().mode, 0o660);
+        for (owner, group, mode) in [
+            (Some("0"), None, "0660"),
+            (None, Some("0"), "0660"),
+            (None, None, "0666"),
+        ] {
+            assert_eq!(may(operator, owner, group, mode).unwrap_err().status, 403);
+            assert!(may(root, owner, group, mode).is_ok());
+        }
+        let given = may(root, Some("root"), Some("7"), "660").unwrap();
+        assert_eq!(
+            (given.owner, given.group, given.mode),
+            (Some(0), Some(7), 0o660)
+        );
+        assert_eq!(may(root, None, None, "1777").unwrap_err().status, 422);
+    }
+}
