@@ -36,6 +36,7 @@ mod measured;
 pub(crate) mod meta;
 pub mod metadata;
 mod metrics;
+mod notices;
 mod open_metrics;
 pub mod page;
 #[cfg(feature = "dashboard")]

@@ -17,6 +17,7 @@ use utoipa::ToSchema;
 
 use super::Shared;
 use super::access::{Caller, Role};
+use super::notices::{Notice, Notices};
 use super::page::query;
 use super::problem::Problem;
 use super::seen::{GpuQuery, Seen};
@@ -35,11 +36,12 @@ impl Seen {
     }
 }
 
-/// Takes a sample of each GPU each second, for ever.
+/// Takes a sample of each GPU each second, for ever, and reports what began as events.
 pub(super) async fn poll(shared: Arc<Shared>) {
     let mut clock = tokio::time::interval(EVERY);
     clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut before: Vec<Option<Sample>> = vec![None; shared.gpus.len()];
+    let mut notices: Vec<Notices> = shared.gpus.iter().map(|_| Notices::default()).collect();
     loop {
         clock.tick().await;
         for (seen, before) in shared.gpus.iter().zip(&mut before) {
@@ -48,6 +50,12 @@ pub(super) async fn poll(shared: Arc<Shared>) {
                 seen.live.add(View::between(before, &after));
             }
             *before = Some(after);
+        }
+        for (seen, notices) in shared.gpus.iter().zip(&mut notices) {
+            let journal = shared.fleet.journal();
+            for Notice { kind, vm, reason } in notices.take(&seen.snapshots.get()) {
+                journal.report(kind, &vm, &reason);
+            }
         }
     }
 }
