@@ -19,11 +19,12 @@
 
 mod access;
 pub mod accounts;
+pub mod attachment;
 mod body;
 pub mod client;
 mod connections;
 mod debts;
-pub mod declare;
+mod declare;
 mod etag;
 mod events;
 mod exposition;

@@ -12,8 +12,9 @@ use utoipa::ToSchema;
 
 use super::Shared;
 use super::access::Caller;
+use super::attachment::AttachmentBody;
 use super::body::Whole;
-use super::declare::{AttachmentBody, DrainQuery};
+use super::declare::DrainQuery;
 use super::etag::{expect, tagged_at};
 use super::gate::RequestId;
 use super::limits::check;

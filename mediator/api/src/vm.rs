@@ -9,8 +9,8 @@ use turnstile_policies::{Cap, ParamsError, Weight};
 use utoipa::ToSchema;
 
 use super::Shared;
+use super::attachment::VmAttachment;
 use super::body::Patch;
-use super::declare::VmAttachment;
 use super::problem::Problem;
 use turnstile_daemon::limits::Amount;
 use turnstile_daemon::{MemoryLimits, MemorySnapshot, Settings, TenantKind, TenantSnapshot};

@@ -88,8 +88,8 @@ pub(crate) struct Args {
     /// Run the guest as a thread, not as a VM
     #[arg(long)]
     native: bool,
-    /// When the daemon is gone, or the VM was drained, wait until its GPU can be had again and start
-    /// the guest again: it was lost with its GPU
+    /// When the daemon is gone, or the VM was drained, wait for its GPU and start the guest again:
+    /// it was lost with the GPU
     #[arg(long)]
     reconnect: bool,
     /// Begin with the load; verify nothing

@@ -4,8 +4,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
+use turnstile_api::attachment::AttachmentBody;
 use turnstile_api::client::{Call, Client, ClientError, Method};
-use turnstile_api::declare::AttachmentBody;
 use turnstile_api::vm::Vm;
 use turnstile_daemon::declared::{AttachmentKind, Life};
 use turnstile_policies::Weight;
