@@ -43,10 +43,6 @@ impl Tenant {
 }
 
 impl Policy for DfqLiteral {
-    fn name(&self) -> &'static str {
-        "dfq-literal"
-    }
-
     fn add(
         &mut self,
         id: TenantId,
@@ -77,11 +73,6 @@ impl Policy for DfqLiteral {
     /// The paper decides at the end of a poll phase only: the last decision stands.
     fn woke(&mut self, tenant: TenantId, _: Moment) -> Result<Decision, PolicyError> {
         self.tenants.get(tenant).map(Tenant::decision)
-    }
-
-    /// The paper leaves the engine idle until the next decision.
-    fn ran_dry(&mut self, _: &[TenantId], _: Moment) -> Option<TenantId> {
-        None
     }
 
     fn period_end(&mut self, usage: &PeriodUsage<'_>) -> &[TenantDecision] {
@@ -219,7 +210,6 @@ mod tests {
         let hold = Ok(Decision::Hold(HoldReason::Ahead));
         assert_eq!(policy.woke(A, Moment(0)), hold);
         assert_eq!(policy.woke(B, Moment(0)), Ok(Decision::Admit));
-        assert_eq!(policy.ran_dry(&[A], Moment(0)), None);
         assert_eq!(policy.decide(Moment(0)), []);
         assert_eq!(policy.decide_at(), None);
     }

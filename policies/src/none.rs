@@ -13,10 +13,6 @@ pub struct AdmitAll {
 }
 
 impl Policy for AdmitAll {
-    fn name(&self) -> &'static str {
-        "none"
-    }
-
     fn add(
         &mut self,
         tenant: TenantId,
@@ -41,10 +37,6 @@ impl Policy for AdmitAll {
 
     fn woke(&mut self, tenant: TenantId, _: Moment) -> Result<Decision, PolicyError> {
         self.tenants.get(tenant).map(|()| Decision::Admit)
-    }
-
-    fn ran_dry(&mut self, waiting: &[TenantId], _: Moment) -> Option<TenantId> {
-        waiting.first().copied()
     }
 
     fn period_end(&mut self, _: &PeriodUsage<'_>) -> &[TenantDecision] {
@@ -82,7 +74,6 @@ mod tests {
         assert_eq!(policy.set_weight(unknown, Weight::DEFAULT), refused);
         assert_eq!(policy.set_cap(unknown, None), refused);
         assert_eq!(policy.remove(unknown, Moment(0)), refused);
-        assert_eq!(policy.ran_dry(&[known, unknown], Moment(0)), Some(known));
         let usage = PeriodUsage {
             end: Moment(10),
             basis: Basis::Measured,

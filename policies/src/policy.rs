@@ -125,9 +125,6 @@ pub struct Debt {
 /// Calls are made from one thread, in the order of the events. A policy without weights or caps
 /// (see its row in [`crate::POLICIES`]) accepts and ignores them.
 pub trait Policy: fmt::Debug + Send {
-    /// Its name in [`crate::POLICIES`].
-    fn name(&self) -> &'static str;
-
     /// Sets weight and cap of an account, which may be added later. An account without a call has
     /// the default weight and no cap.
     fn set_account(&mut self, _account: AccountId, _params: TenantParams) {}
@@ -191,12 +188,6 @@ pub trait Policy: fmt::Debug + Send {
     /// # Errors
     /// If it is unknown.
     fn woke(&mut self, tenant: TenantId, now: Moment) -> Result<Decision, PolicyError>;
-
-    /// The engine has nothing to execute, while the given tenants have work and are held. Returns
-    /// the one to admit at once; for policies that decide by periods.
-    fn ran_dry(&mut self, _waiting: &[TenantId], _now: Moment) -> Option<TenantId> {
-        None
-    }
 
     /// A period ended: its charges, and decisions about the tenants for which they may differ, by
     /// ascending id.

@@ -1,5 +1,4 @@
-//! The accounting thread of a GPU: reads engine state, closes periods, and keeps the engine busy
-//! between them.
+//! The accounting thread of a GPU: reads engine state and closes periods.
 //!
 //! With the event meter a period is a sleep, cut into ticks. With the polled meter it is LoGA's
 //! cycle of a non-poll and a poll phase (A1.2, A1.3). The poll phase reads the status registers
@@ -39,7 +38,8 @@ pub enum MeterKind {
 pub struct Timing {
     /// Event meter: from one decision to the next.
     pub period: Nanos,
-    /// Event meter: interval, within a period, of the check for an engine without work.
+    /// Interval, within a period, of steps of moving memory, and of reads of the log where held
+    /// tenants give no notice.
     pub tick: Nanos,
     /// Polled meter: lengths per channel.
     pub phases: PhasePlan,
@@ -133,8 +133,7 @@ impl Accounting<'_> {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Sleeps until `until`. While a tenant is held, it sleeps in ticks, and ends early when a
-    /// tenant was admitted to an engine without work.
+    /// Sleeps until `until`, in ticks while memory moves.
     fn sleep_until(&self, until: Moment) {
         loop {
             let left = until.since(self.now());
@@ -142,15 +141,11 @@ impl Accounting<'_> {
                 return;
             }
             let gpu = self.host.gpu();
-            let held = self.host.anyone_held();
             let moves = self.host.memory_is_busy();
-            let tick = (held || moves).then_some(self.timing.tick);
-            gpu.wait(tick.map_or(left, |tick| left.min(tick)));
+            let tick = if moves { self.timing.tick } else { left };
+            gpu.wait(left.min(tick));
             if moves {
                 self.host.memory_tick();
-            }
-            if held && gpu.engine_status(COMPUTE).running.is_none() && self.host.ran_dry() {
-                return;
             }
         }
     }
@@ -372,7 +367,6 @@ impl Accounting<'_> {
                 if idle && end.since(ticked_at) >= self.timing.tick {
                     ticked_at = end;
                     self.host.memory_tick();
-                    self.host.ran_dry();
                 }
             }
             snapshot = self.snapshot_at_end();

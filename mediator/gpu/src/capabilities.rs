@@ -18,10 +18,6 @@ pub struct Capabilities {
     /// Whether the engine divides its time among tenants by itself, in timeslices, and a reading
     /// shows what each worked ([`crate::EngineReading::windows`]).
     pub time_slices: bool,
-    /// Whether status registers can be polled ([`crate::Metering::engine_status`]).
-    pub status_registers: bool,
-    /// Whether context switches are logged ([`crate::EngineReading::switches`]).
-    pub switch_events: bool,
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
     /// Most shared memory of a block.
@@ -30,11 +26,7 @@ pub struct Capabilities {
     pub memory_bytes: u64,
     /// Whether [`crate::Memory::memory`] reports what a tenant holds.
     pub memory_held: bool,
-    /// Memory of suspended tenants can be moved to the host and back
-    /// ([`crate::Memory::move_memory`]), and tenants may own more than the GPU has. Their apertures
-    /// show nothing.
-    pub movable_memory: bool,
-    /// Bytes of it that the host can hold; zero if memory does not move.
+    /// Bytes of tenants' memory that the host can hold; zero if memory does not move.
     pub host_pool_bytes: u64,
     /// Recommended maximum of the bytes in transit in one direction; no chunk is longer than a
     /// quarter of it. Zero if memory does not move.
@@ -46,6 +38,15 @@ pub struct Capabilities {
     pub software: bool,
     /// A VM can see its GPU memory through the aperture.
     pub aperture: bool,
+}
+
+impl Capabilities {
+    /// Whether memory of suspended tenants can be moved to the host and back
+    /// ([`crate::Memory::move_memory`]), and tenants may own more than the GPU has. Their apertures
+    /// show nothing.
+    pub const fn moves_memory(&self) -> bool {
+        self.host_pool_bytes > 0
+    }
 }
 
 /// How a tenant's queued work can be stopped.

@@ -244,7 +244,7 @@ impl Checked<'_> {
 
     fn the_log_has_each_switch_once(&self) {
         let can = self.gpu.capabilities();
-        if !can.switch_events || can.time_slices {
+        if can.time_slices {
             return;
         }
         let mut reading = EngineReading::of(self.gpu);
@@ -314,7 +314,7 @@ impl Checked<'_> {
             chunks: vec![own.unwrap_or(ChunkId(0))],
         };
         let refused = self.gpu.move_memory(order(Direction::Out));
-        if !self.gpu.capabilities().movable_memory {
+        if !self.gpu.capabilities().moves_memory() {
             assert_eq!((refused, own), (Err(MoveError::Unsupported), None));
             self.gpu.destroy_context(A);
             return;

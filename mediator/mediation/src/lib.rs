@@ -31,8 +31,8 @@ use turnstile_accounting::{
     Signals, SwitchEvent, TenantId, Usage,
 };
 use turnstile_policies::{
-    Basis, Cap, Debt, Decision, EngineEvent, Membership, Owed, PeriodUsage, Policy, PolicyError,
-    PolicyRow, Rule, TenantParams, TenantPeriod, Tuning, Weight,
+    Basis, Cap, Debt, EngineEvent, Membership, Owed, PeriodUsage, Policy, PolicyError, PolicyRow,
+    Rule, TenantParams, TenantPeriod, Tuning, Weight,
 };
 use turnstile_vmm::gate::GateState;
 
@@ -442,35 +442,6 @@ impl Mediation {
     pub fn held(&self) -> impl Iterator<Item = TenantId> + '_ {
         let held = |(_, standing): &(&TenantId, &Standing)| !standing.is_admitted();
         self.tenants.iter().filter(held).map(|(tenant, _)| *tenant)
-    }
-
-    /// Commands of a held tenant are queued on its suspended channels: it waits, as behind a
-    /// closed gate.
-    pub fn queued(&mut self, tenant: TenantId) {
-        if let Some(standing) = self.tenants.get_mut(&tenant) {
-            standing.kept |= !standing.is_admitted();
-        }
-    }
-
-    /// Whether tenants have work behind closed gates.
-    pub fn anyone_waits(&self) -> bool {
-        self.tenants.values().any(|standing| standing.kept)
-    }
-
-    /// The compute engine has nothing to do: admits one of those that wait behind closed gates.
-    pub fn ran_dry(&mut self, now: Moment) -> Option<GateOrder> {
-        let waiting: Vec<TenantId> = self
-            .tenants
-            .iter()
-            .filter(|(_, standing)| standing.kept && !standing.memory_waits)
-            .map(|(tenant, _)| *tenant)
-            .collect();
-        let compute = self.scheduled.first_mut()?;
-        let tenant = compute.policy.ran_dry(&waiting, now)?;
-        for (other, standing) in &mut self.tenants {
-            standing.stopped |= !waiting.contains(other);
-        }
-        self.decide_compute(tenant, Decision::Admit, now)
     }
 
     /// When a decision is due, if before the end of the period.

@@ -159,7 +159,7 @@ impl Mediation {
     fn wanted(&mut self, end: Moment, length: Nanos) -> BTreeMap<TenantId, Nanos> {
         let known = self.demand_known;
         let wanted = |standing: &mut Standing| {
-            let wants = standing.backlogged && !standing.memory_waits && !standing.stopped;
+            let wants = standing.backlogged && !standing.memory_waits;
             match (known, wants) {
                 (true, _) => standing.take_wanted(end),
                 (false, true) => length,

@@ -50,8 +50,6 @@ pub(super) struct Standing {
     pub(super) backlogged: bool,
     /// When its work ended, if it has none.
     pub(super) idle_from: Option<Moment>,
-    /// It stopped in this period: it did not want more than it had, whatever it wants now.
-    pub(super) stopped: bool,
     /// Not all of its memory is on the GPU: it waits for that and not for the engine.
     pub(super) memory_waits: bool,
     pub(super) gates: GateState,
@@ -76,7 +74,6 @@ impl Standing {
             wanted_ns: Nanos::ZERO,
             backlogged: false,
             idle_from: None,
-            stopped: false,
             memory_waits: false,
             gates: GateState::Watched,
         }
@@ -124,7 +121,7 @@ impl Standing {
     /// A period ended.
     pub(super) fn end_period(&mut self) {
         self.tally.throttled_periods += u64::from(self.throttled);
-        (self.was_admitted, self.throttled, self.stopped) = (false, false, false);
+        (self.was_admitted, self.throttled) = (false, false);
     }
 
     /// A period begins with the decisions that were just taken.

@@ -162,10 +162,6 @@ impl Dfq {
 }
 
 impl Policy for Dfq {
-    fn name(&self) -> &'static str {
-        "dfq"
-    }
-
     fn set_account(&mut self, id: AccountId, params: TenantParams) {
         let now = self.now;
         let account = self.account(id);

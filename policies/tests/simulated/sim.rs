@@ -374,20 +374,6 @@ impl Sim {
         for decided in decisions {
             self.apply(policy, decided.tenant, decided.decision);
         }
-        // Policies that decide by periods admit one tenant while the engine is idle.
-        let waits = |c: &&Channel| c.held && !c.queued.is_empty();
-        let waiting = self.channels.iter().filter(waits);
-        let waiting: Vec<TenantId> = waiting.filter_map(|c| c.tenant).collect();
-        let may_run = self
-            .channels
-            .iter()
-            .any(|c| !c.held && !c.queued.is_empty());
-        if self.engine == Engine::Idle
-            && !may_run
-            && let Some(tenant) = policy.ran_dry(&waiting, Moment(self.now))
-        {
-            self.apply(policy, tenant, Decision::Admit);
-        }
         self.decided(policy);
     }
 

@@ -138,9 +138,6 @@ struct Saving {
 }
 
 impl Policy for Saving {
-    fn name(&self) -> &'static str {
-        "saving"
-    }
     fn add(
         &mut self,
         _: TenantId,

@@ -101,7 +101,6 @@ impl Moves {
         Capabilities {
             memory_bytes: self.card_bytes,
             host_pool_bytes: self.pool_bytes,
-            movable_memory: true,
             ..of
         }
     }

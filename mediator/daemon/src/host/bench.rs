@@ -101,6 +101,11 @@ impl Bench {
         self.host.mailbox_served(tenant, opened, &done(channel));
     }
 
+    /// Whether a tenant is held.
+    pub(crate) fn anyone_held(&self) -> bool {
+        self.host.lock().mediation.held().next().is_some()
+    }
+
     /// Calls since the last one of this.
     pub(crate) fn take(&mut self) -> Vec<Call> {
         let calls = self.gpu.take();

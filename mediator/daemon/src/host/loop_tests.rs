@@ -23,44 +23,11 @@ const DRAINS: Capabilities = Capabilities {
     ..GATES
 };
 
-/// The engine executes nothing: work of a held tenant that no gate kept waits from then on.
-#[test]
-fn queued_work_of_a_held_tenant_is_found_unless_other_work_is_pending_or_may_come() {
-    let pending = |bench: &mut Bench, works: [(TenantId, u32); 2]| {
-        let works = works.map(|(tenant, pending)| (tenant, activity(pending, Moment(0))));
-        bench.gpu.reported().activity = works.to_vec();
-        assert!(!bench.host.ran_dry(), "this policy admits none for it");
-        bench.host.lock().mediation.anyone_waits()
-    };
-    for (capabilities, found) in [(GATES, true), (DRAINS, false), (MOVABLE, true)] {
-        let mut bench = Bench::new(capabilities);
-        let (a, b) = (bench.open("a", 100), bench.open("b", 100));
-        bench.busy = vec![a, b];
-        bench.period(&[(a, 1), (b, 9)]);
-        assert!(bench.host.any_wants() && bench.host.anyone_held());
-        bench.answer();
-        assert!(
-            !pending(&mut bench, [(a, 1), (b, 2)]),
-            "the engine switches"
-        );
-        assert!(!pending(&mut bench, [(a, 0), (b, 0)]));
-        bench.channel(a, 1);
-        let opening = [(a, 0), (b, 2)];
-        assert!(
-            !pending(&mut bench, opening),
-            "doorbells of a gate come first"
-        );
-        bench.answer();
-        assert_eq!(pending(&mut bench, [(a, 0), (b, 2)]), found);
-    }
-    assert!(!Bench::new(GATES).host.any_wants());
-}
-
 #[test]
 fn commands_stay_pending_where_a_tenant_is_held_or_memory_moves() {
     let mut bench = Bench::new(GATES);
     let (a, b) = (bench.open("a", 100), bench.open("b", 100));
-    assert!(!bench.host.anyone_held() && !bench.host.polls_held());
+    assert!(!bench.anyone_held() && !bench.host.polls_held());
     assert!(!bench.host.is_suspended(a));
     bench.busy = vec![a, b];
     bench.period(&[(a, 9), (b, 1)]);
@@ -69,7 +36,7 @@ fn commands_stay_pending_where_a_tenant_is_held_or_memory_moves() {
     let (a, b) = (bench.open("a", 100), bench.open("b", 100));
     bench.busy = vec![a, b];
     bench.period(&[(a, 9), (b, 1)]);
-    assert!(bench.host.anyone_held() && !bench.host.is_suspended(a));
+    assert!(bench.anyone_held() && !bench.host.is_suspended(a));
     let mut bench = Bench::new(MOVABLE);
     let a = bench.open("a", 100);
     assert!(bench.host.is_suspended(a), "its memory may be away");
@@ -94,7 +61,7 @@ fn dispatcher_that_holds_tenants_needs_no_polls_and_gets_orders_alone() {
         !calls.iter().any(|call| call.contains("Closed")),
         "{calls:?}"
     );
-    assert!(bench.host.anyone_held() && !bench.host.polls_held());
+    assert!(bench.anyone_held() && !bench.host.polls_held());
     // The other one stops: the engine is idle, and the next decision is not at a period's end.
     let nothing = Demand::Nothing;
     let stopped = DemandEvent {
@@ -108,7 +75,7 @@ fn dispatcher_that_holds_tenants_needs_no_polls_and_gets_orders_alone() {
     bench.gpu.reported().now = at;
     bench.host.decide();
     assert_eq!(show(&bench.take()), ["gpu release 1 0"]);
-    assert!(!bench.host.anyone_held());
+    assert!(!bench.anyone_held());
 }
 
 #[test]

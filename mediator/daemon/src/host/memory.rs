@@ -85,11 +85,6 @@ impl Memory {
         self.keeper.manager().may_run(tenant)
     }
 
-    /// Whether a tenant waits for memory and for nothing else.
-    pub(crate) fn waits(&self, tenant: TenantId) -> bool {
-        self.keeper.manager().waits(tenant)
-    }
-
     /// A program was admitted: at the daemon's end its memory is brought back like the others'.
     pub(crate) fn comes_back(&mut self, tenant: TenantId) {
         self.keeper.manager_mut().bring_back_too(tenant);

@@ -16,46 +16,8 @@ use turnstile_policies::policy_by_name;
 use super::memory::Memory;
 use super::peer::Tenant;
 use super::{Host, Leaving, SETTLE_AFTER, engines};
-use crate::tenant::gates::GateBook;
 
 impl Host {
-    /// Admits a waiting tenant if the compute engine has nothing to do. The caller has checked that
-    /// no tenant runs. No work may be pending of a tenant that may run, and no gate with kept
-    /// doorbells may be opening. An engine that is switching is not idle. Returns whether a tenant
-    /// was admitted.
-    pub(crate) fn ran_dry(&self) -> bool {
-        let mut state = self.lock();
-        let state = &mut *state;
-        if state
-            .tenants
-            .values()
-            .filter_map(Tenant::gates)
-            .any(GateBook::any_opening)
-        {
-            return false;
-        }
-        for tenant in state.tenants.keys() {
-            if state.memory.as_ref().is_some_and(|m| m.waits(*tenant)) {
-                continue;
-            }
-            if self.pending(*tenant) > 0 {
-                if self.drains() || state.mediation.admitted(*tenant) {
-                    return false;
-                }
-                state.mediation.queued(*tenant);
-            }
-        }
-        if !state.mediation.anyone_waits() {
-            return false;
-        }
-        let now = self.gpu.now();
-        let Some(order) = state.mediation.ran_dry(now) else {
-            return false;
-        };
-        state.carry_out(&*self.gpu, &[order]);
-        true
-    }
-
     /// Takes what was logged of the engines and of tenants' demand. The policy does not get the
     /// switches where a meter polls.
     pub(crate) fn observe(&self, switches: &[SwitchEvent], demand: &[DemandEvent]) {
@@ -143,11 +105,6 @@ impl Host {
         self.lock().mediation.decide_at()
     }
 
-    /// Whether a tenant is held.
-    pub(crate) fn anyone_held(&self) -> bool {
-        self.lock().mediation.held().next().is_some()
-    }
-
     /// Whether memory is moving or its turns are under way, so that it needs a step within a
     /// period.
     pub(crate) fn memory_is_busy(&self) -> bool {
@@ -169,11 +126,6 @@ impl Host {
         let mut state = self.lock();
         let memory = state.memory.as_mut();
         memory.map_or(Nanos::ZERO, |memory| memory.take_idle(now))
-    }
-
-    /// Whether the GPU runs the pending work of a held tenant.
-    fn drains(&self) -> bool {
-        self.gpu.capabilities().suspend == Suspend::Drains
     }
 
     /// Commands of a tenant that were announced and have not finished.
@@ -290,7 +242,8 @@ impl Host {
     /// moves.
     pub(crate) fn is_suspended(&self, tenant: TenantId) -> bool {
         let state = self.lock();
-        !self.drains() && (state.memory.is_some() || !state.mediation.admitted(tenant))
+        self.gpu.capabilities().suspend != Suspend::Drains
+            && (state.memory.is_some() || !state.mediation.admitted(tenant))
     }
 
     /// Channels in use and open, for the lengths of poll phases.

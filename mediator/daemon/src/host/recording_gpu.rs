@@ -70,13 +70,10 @@ pub(crate) const GATES: Capabilities = Capabilities {
     engine_holds: false,
     demand: false,
     time_slices: false,
-    status_registers: true,
-    switch_events: true,
     multiprocessors: 1,
     shared_bytes_max: 1 << 10,
     memory_bytes: 8 * CHUNK_BYTES,
     memory_held: true,
-    movable_memory: false,
     host_pool_bytes: 0,
     move_window_bytes: 0,
     follows_guest_memory: true,
@@ -86,7 +83,6 @@ pub(crate) const GATES: Capabilities = Capabilities {
 
 /// The same, with memory that moves.
 pub(crate) const MOVABLE: Capabilities = Capabilities {
-    movable_memory: true,
     host_pool_bytes: 32 * CHUNK_BYTES,
     move_window_bytes: 64 << 20,
     ..GATES

@@ -31,7 +31,7 @@ impl MemoryKeeper {
             window_bytes: capabilities.move_window_bytes,
             ..MemoryConfig::new(capabilities.memory_bytes, capabilities.host_pool_bytes)
         };
-        capabilities.movable_memory.then(|| Self::new(config))
+        capabilities.moves_memory().then(|| Self::new(config))
     }
 
     /// A keeper for one card.

@@ -58,7 +58,7 @@ fn memory_stays_unless_there_is_a_pool_and_work_can_be_stopped() {
         let gpu = VirtualGpu::new(config);
         tenant(&gpu, A);
         gpu.carry_out(&[Order::Suspend(A)]);
-        assert!(!gpu.capabilities().movable_memory);
+        assert!(!gpu.capabilities().moves_memory());
         let refused = gpu.move_memory(order(A, A, Direction::Out, 1));
         assert_eq!(refused, Err(MoveError::Unsupported));
     }
