@@ -30,6 +30,7 @@ use crate::tenant::gates::GateBook;
 use crate::tenant::pages::{StatusPage, doorbell_pages};
 use turnstile_gpu::interrupts::PassedInterrupts;
 use turnstile_gpu::{Gpu, TenantResources};
+use turnstile_host::room::has_room;
 
 impl Host {
     /// Takes a VM in: checks its Hello, makes its context and pages, answers Welcome. `uid` is the
@@ -50,7 +51,8 @@ impl Host {
         taken
     }
 
-    /// Checks what every tenant sends first; returns the weight that it claims.
+    /// Checks that there is memory for one more tenant, and what every tenant sends first. Returns
+    /// the weight that it claims.
     pub(super) fn permitted(
         &self,
         protocol: u32,
@@ -63,6 +65,9 @@ impl Host {
         if !is_tenant_name(name) {
             let name = name.chars().take(NAME_BYTES_MAX).collect();
             return Err(HostError::BadName { name });
+        }
+        if !has_room(0) {
+            return Err(HostError::NoMemory);
         }
         Ok(weight.map(Weight::new).transpose()?)
     }

@@ -74,6 +74,9 @@ pub enum HostError {
         /// The limit.
         max: usize,
     },
+    /// The daemon could not serve it.
+    #[error("The daemon has no memory left for a tenant; end another one, or raise its limit")]
+    NoMemory,
     /// Its account does not take it, or not what it claims.
     #[error(transparent)]
     Account(#[from] crate::accounts::AccountsError),

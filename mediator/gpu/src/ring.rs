@@ -10,6 +10,7 @@ use turnstile_abi::{
     Dim3, ErrorCode, FENCE_BYTES, Launch, RING_ENTRIES_MAX,
 };
 use turnstile_accounting::Moment;
+use turnstile_host::room::zeroed;
 use vm_memory::GuestAddress;
 
 use super::{ChannelConfig, GuestMemory, Interrupts};
@@ -240,12 +241,16 @@ impl Ring {
     /// Copies a launch's parameters out of guest memory, once.
     pub fn params(&self, launch: &Launch) -> Result<Box<[u8]>, ChannelFault> {
         // CAST: the decoder bounds it to PARAM_BYTES_MAX.
-        let mut params = vec![0; launch.param_bytes as usize].into_boxed_slice();
+        let params = zeroed(launch.param_bytes as usize);
+        let mut params = params.ok_or(ChannelFault {
+            code: ErrorCode::HostLimit,
+            info: 0,
+        })?;
         let read = self
             .guest
             .read_slice(&mut params, GuestAddress(launch.params_gpa));
         read.map_err(|_| ChannelFault::not_guest(launch.params_gpa))?;
-        Ok(params)
+        Ok(params.into())
     }
 
     /// Writes a fence record: first the time, then, with release order, the value.

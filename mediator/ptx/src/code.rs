@@ -430,3 +430,10 @@ pub(super) struct Code {
     pub(super) doubles: u16,
     pub(super) preds: u16,
 }
+
+impl Code {
+    /// Bytes of a lane's registers; predicates have a bit each.
+    pub(super) fn register_bytes(&self) -> u64 {
+        4 * u64::from(self.words) + 8 * u64::from(self.doubles) + u64::from(self.preds).div_ceil(8)
+    }
+}

@@ -42,6 +42,9 @@ pub(super) enum AddressSpaceError {
     /// No file for it.
     #[error("Cannot make a file of {bytes} bytes for GPU memory")]
     File { bytes: u64, source: io::Error },
+    /// No memory for its table of pages.
+    #[error("Cannot have a table of {pages} pages of GPU memory")]
+    Table { pages: usize },
     /// No room to map it.
     #[error("Cannot map {bytes} bytes of GPU memory")]
     Map {
@@ -119,14 +122,17 @@ impl AddressSpace {
         };
         // CAST: usize is 64 bits here.
         let allocations = Layout::with_far(pages as usize, allocations_max);
+        let mut table = Vec::new();
+        let count = allocations.pages();
+        let reserved = table.try_reserve_exact(count);
+        reserved.map_err(|_| AddressSpaceError::Table { pages: count })?;
+        table.resize_with(count, AtomicU32::default);
         Ok(Self {
             tenant,
             card,
             file,
             region,
-            pages: (0..allocations.pages())
-                .map(|_| AtomicU32::new(0))
-                .collect(),
+            pages: table.into(),
             limit: pages as usize,
             layout: Mutex::new(Pages {
                 allocations,

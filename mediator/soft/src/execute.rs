@@ -15,6 +15,7 @@ use self::kernel::run_real;
 use self::work::{Kernel, Outcome, Start, Work};
 use super::address_space::{AddressSpace, PageFault};
 use super::config::SoftConfig;
+use turnstile_host::room::zeroed;
 
 /// Bytes moved between two checks of the clock and of a stop request.
 const PIECE: u64 = 256 << 10;
@@ -101,8 +102,14 @@ fn transfer(
         return Ok(fault.into());
     }
     let pattern = match work {
-        Work::Fill { pattern, .. } => pattern.to_le_bytes().repeat(PIECE as usize / 4),
-        _ => Vec::new(),
+        Work::Fill { pattern, .. } => filled(*pattern, whole.min(PIECE as usize)),
+        _ => Some(Vec::new()),
+    };
+    let Some(pattern) = pattern else {
+        return Ok(Outcome::Fault {
+            code: ErrorCode::HostLimit,
+            info: 0,
+        });
     };
     let mut done = 0;
     while done < whole as u64 {
@@ -130,6 +137,15 @@ fn transfer(
         after(done)?;
     }
     Ok(Outcome::Done)
+}
+
+/// A pattern repeated over so many bytes; none where the host has no memory.
+fn filled(pattern: u32, bytes: usize) -> Option<Vec<u8>> {
+    let mut buffer = zeroed(bytes)?;
+    for part in buffer.chunks_mut(4) {
+        part.copy_from_slice(&pattern.to_le_bytes()[..part.len()]);
+    }
+    Some(buffer)
 }
 
 /// Bytes from here on that are contiguous in all GPU memory that the work accesses.

@@ -145,7 +145,10 @@ fn perform(
             offset,
             count,
         } => {
-            let mut data = vec![0xff; count];
+            let mut data = Vec::new();
+            let reserved = data.try_reserve_exact(count);
+            reserved.map_err(|_| Errno(libc::ENOMEM))?;
+            data.resize(count, 0xff);
             if !layout.is_beyond_config(region, offset) {
                 backend.read(region, offset, &mut data)?;
             }

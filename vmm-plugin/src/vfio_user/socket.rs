@@ -4,6 +4,7 @@
 use super::MESSAGE_FDS_MAX;
 use super::message::{HEADER_BYTES, Header, PAYLOAD_BYTES_MAX};
 use crate::sys::scm;
+use std::collections::TryReserveError;
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
@@ -25,6 +26,9 @@ pub enum ProtocolError {
     /// A length that no message has.
     #[error("Message of {0} bytes; {HEADER_BYTES} to {max} are permitted", max = HEADER_BYTES + PAYLOAD_BYTES_MAX)]
     Length(u32),
+    /// A message needs more memory than this process can have.
+    #[error("No memory for a message")]
+    NoMemory(#[from] TryReserveError),
     /// More descriptors than a message may carry.
     #[error("A message carries more than {MESSAGE_FDS_MAX} descriptors")]
     TooManyFds,
@@ -87,7 +91,9 @@ impl Socket {
         if !(HEADER_BYTES..=HEADER_BYTES + PAYLOAD_BYTES_MAX).contains(&bytes) {
             return Err(ProtocolError::Length(header.size));
         }
-        let mut payload = vec![0; bytes - HEADER_BYTES];
+        let mut payload = Vec::new();
+        payload.try_reserve_exact(bytes - HEADER_BYTES)?;
+        payload.resize(bytes - HEADER_BYTES, 0);
         self.fill(&mut payload, &mut fds, false)?;
         Ok(Some(Raw {
             header,
@@ -130,7 +136,8 @@ impl Socket {
         payload: &[u8],
         fds: &[RawFd],
     ) -> Result<(), ProtocolError> {
-        let mut bytes = Vec::with_capacity(HEADER_BYTES + payload.len());
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(HEADER_BYTES + payload.len())?;
         bytes.extend_from_slice(&header.encode());
         bytes.extend_from_slice(payload);
         let (mut sent, mut fds) = (0, fds);

@@ -8,7 +8,7 @@ use super::{FRAME_BYTES_MAX, FRAME_FDS_MAX};
 use crate::sys::scm;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::collections::VecDeque;
+use std::collections::{TryReserveError, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
@@ -45,6 +45,9 @@ pub enum WireError {
     /// The stream ended within a frame.
     #[error("Connection ended within a frame")]
     Truncated,
+    /// A frame needs more memory than this process can have.
+    #[error("No memory for a frame")]
+    NoMemory(#[from] TryReserveError),
     /// The peer does not read.
     #[error("Peer left {QUEUE_FRAMES_MAX} frames unread")]
     Stalled,
@@ -111,6 +114,7 @@ impl FrameReader {
                 return self.take().map(Read::Frame);
             }
             let have = self.bytes.len();
+            self.bytes.try_reserve_exact(missing)?;
             self.bytes.resize(have + missing, 0);
             let got = scm::receive(
                 stream,
@@ -162,8 +166,9 @@ impl FrameReader {
 /// # Errors
 /// [`WireError::Length`] where the message is longer than a frame may be.
 pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, WireError> {
-    let mut bytes = vec![0; LENGTH_BYTES];
+    let mut bytes = Growing(vec![0; LENGTH_BYTES]);
     serde_json::to_writer(&mut bytes, message).map_err(WireError::Format)?;
+    let mut bytes = bytes.0;
     let length = bytes.len() - LENGTH_BYTES;
     match u32::try_from(length) {
         Ok(short) if length <= FRAME_BYTES_MAX => {
@@ -171,6 +176,22 @@ pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, WireError> {
             Ok(bytes)
         }
         _ => Err(WireError::Length(length)),
+    }
+}
+
+/// A buffer that reports when it cannot grow.
+struct Growing(Vec<u8>);
+
+impl io::Write for Growing {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let reserved = self.0.try_reserve(bytes.len());
+        reserved.map_err(|_| io::ErrorKind::OutOfMemory)?;
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -205,11 +226,10 @@ impl FrameWriter {
         if self.waiting.len() >= QUEUE_FRAMES_MAX {
             return Err(WireError::Stalled);
         }
-        self.waiting.push_back(Outgoing {
-            bytes: encode(message)?,
-            sent: 0,
-            fds,
-        });
+        let bytes = encode(message)?;
+        self.waiting.try_reserve(1)?;
+        let sent = 0;
+        self.waiting.push_back(Outgoing { bytes, sent, fds });
         Ok(())
     }
 

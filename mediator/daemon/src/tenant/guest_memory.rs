@@ -14,6 +14,7 @@ use vm_memory::{
 };
 
 use turnstile_gpu::GuestMemory;
+use turnstile_host::room::has_room;
 
 /// Most regions of one VM's memory.
 pub(crate) const REGIONS_MAX: usize = 16;
@@ -83,6 +84,9 @@ pub enum GuestMemoryError {
     /// The kernel did not report its properties.
     #[error("Looking at the memory file failed")]
     Stat(#[source] io::Error),
+    /// With it the daemon could have no memory of its own any more.
+    #[error("The daemon has no address space left for it")]
+    NoRoom,
     /// The kernel did not map it.
     #[error("Mapping the VM's memory failed")]
     Map(#[source] FromRangesError),
@@ -199,8 +203,13 @@ fn map_region(
     }
     let file = FileOffset::new(file, region.file_offset);
     // CAST: at most 4 TiB on a 64-bit host
-    GuestRegionMmap::from_range(GuestAddress(region.gpa), region.bytes as usize, Some(file))
-        .map_err(GuestMemoryError::Map)
+    let mapped =
+        GuestRegionMmap::from_range(GuestAddress(region.gpa), region.bytes as usize, Some(file))
+            .map_err(GuestMemoryError::Map)?;
+    // Afterwards: a check of this many bytes would be one of memory, and not of addresses.
+    has_room(0)
+        .then_some(mapped)
+        .ok_or(GuestMemoryError::NoRoom)
 }
 
 #[cfg(test)]

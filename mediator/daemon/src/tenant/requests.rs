@@ -11,6 +11,7 @@ use crate::limits::{
     Held, Holder, LimitError, Limits, MODULE_EXPANSION, MODULE_IMAGE_BYTES, Resource,
 };
 use turnstile_gpu::{ChannelConfig, Gpu, GuestMemory, Refusal, within_limit};
+use turnstile_host::room::{has_room, zeroed};
 
 /// A VM's account, as its requests read it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,6 +74,7 @@ impl Holdings {
     }
 
     fn take(&self, resource: Resource, amount: u64) -> Result<Held, Refusal> {
+        check_room(0)?;
         let beyond = |error: LimitError| Refusal {
             code: ErrorCode::HostLimit,
             detail: error.to_string(),
@@ -145,7 +147,7 @@ pub fn serve(
             let room_bytes = kept_bytes + MODULE_IMAGE_BYTES;
             let place = holdings.take(Resource::Objects, 1)?;
             let mut held = holdings.take(Resource::Modules, room_bytes)?;
-            has_room(room_bytes)?;
+            check_room(room_bytes)?;
             let text = read_text(guest, text_gpa, bytes)?;
             let max_bytes = account.memory_max_bytes;
             let (module, functions) = gpu.load_module(tenant, &text, max_bytes)?;
@@ -196,14 +198,14 @@ fn words(values: &[u64]) -> [u64; MAILBOX_RESULTS] {
     results
 }
 
-/// Whether the host gives a module this much memory now. A failed allocation would end the daemon;
-/// this one ends the request.
-fn has_room(bytes: u64) -> Result<(), Refusal> {
-    let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-    let reserved = Vec::<u8>::new().try_reserve_exact(bytes);
-    reserved.map_err(|_| Refusal {
+/// Checks that the daemon can have this much memory now: a failed allocation would end it.
+fn check_room(bytes: u64) -> Result<(), Refusal> {
+    if has_room(bytes) {
+        return Ok(());
+    }
+    Err(Refusal {
         code: ErrorCode::HostLimit,
-        detail: format!("the host has no {bytes} bytes for the module"),
+        detail: format!("the host has no {bytes} bytes for it"),
     })
 }
 
@@ -214,7 +216,7 @@ fn read_text(guest: &GuestMemory, gpa: u64, bytes: u64) -> Result<String, Refusa
     if !guest.check_range(GuestAddress(gpa), len) {
         return Err(ErrorCode::NotGuestMemory.into());
     }
-    let mut text = vec![0; len];
+    let mut text = zeroed(len).ok_or(ErrorCode::HostLimit)?;
     guest
         .read_slice(&mut text, GuestAddress(gpa))
         .map_err(|_| Refusal::from(ErrorCode::NotGuestMemory))?;

@@ -134,6 +134,17 @@ pub(crate) struct Header {
     pub(crate) body_bytes: usize,
 }
 
+/// Adds zero bytes, of a number that a guest or program chose.
+///
+/// # Errors
+/// If this process cannot have the memory.
+pub(crate) fn extend(buffer: &mut Vec<u8>, bytes: usize) -> std::io::Result<()> {
+    let reserved = buffer.try_reserve_exact(bytes);
+    reserved.map_err(|_| std::io::ErrorKind::OutOfMemory)?;
+    buffer.resize(buffer.len() + bytes, 0);
+    Ok(())
+}
+
 /// The word that stands for a node.
 pub const fn node_word(node: Node) -> u64 {
     match node {
@@ -231,7 +242,10 @@ impl Message {
             // CAST: 32 bits.
             let length = read_u32(lengths, 4 * at) as usize;
             let (buffer, behind) = rest.split_at_checked(length).ok_or(ProtocolError::Form)?;
-            buffers.push(buffer.to_vec());
+            let mut copy = Vec::new();
+            extend(&mut copy, length)?;
+            copy.copy_from_slice(buffer);
+            buffers.push(copy);
             rest = behind;
         }
         if !rest.is_empty() {

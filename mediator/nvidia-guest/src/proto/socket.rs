@@ -10,7 +10,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recv, recvmsg, send as send_bytes, sendmsg,
 };
 
-use super::{HEADER_BYTES, Header, Message, ProtocolError};
+use super::{HEADER_BYTES, Header, Message, ProtocolError, extend};
 
 /// Most descriptors of a message.
 const DESCRIPTORS_MAX: usize = 2;
@@ -73,7 +73,7 @@ pub fn receive(socket: impl AsFd) -> Result<Option<Received>, ProtocolError> {
     }
     rest(&socket, &mut bytes[got..])?;
     let header = Header::of(&bytes)?;
-    bytes.resize(HEADER_BYTES + header.body_bytes, 0);
+    extend(&mut bytes, header.body_bytes)?;
     rest(&socket, &mut bytes[HEADER_BYTES..])?;
     let message = Message::decode(&bytes)?;
     Ok(Some(Received {

@@ -60,18 +60,21 @@ impl Frames {
         self.all[index as usize]
     }
 
-    fn push(&mut self, frame: Frame) -> u32 {
-        match self.free.pop() {
-            Some(index) => {
-                self.all[index as usize] = frame;
-                index
-            }
-            None => {
-                self.all.push(frame);
-                // CAST: bounded by local memory, see the module's description.
-                (self.all.len() - 1) as u32
-            }
+    fn push(&mut self, frame: Frame) -> Result<u32, ExecError> {
+        if let Some(index) = self.free.pop() {
+            self.all[index as usize] = frame;
+            return Ok(index);
         }
+        // Each frame is in the list of free ones at most once.
+        let reserved = self.all.try_reserve(1);
+        let reserved = reserved.and_then(|()| {
+            let most = self.all.len() + 1;
+            self.free.try_reserve(most - self.free.len())
+        });
+        reserved.map_err(|_| ExecError::NoMemory)?;
+        self.all.push(frame);
+        // CAST: bounded by local memory, see the module's description.
+        Ok((self.all.len() - 1) as u32)
     }
 
     /// Lanes leave a frame; without lanes it is free.
@@ -147,7 +150,7 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
             begin: begin as u32,
             end: end as u32,
             saved: saved as u32,
-        });
+        })?;
         Ok((exec, to, frame))
     }
 

@@ -93,6 +93,17 @@ impl<'a> Launch<'a> {
         }
         Ok((entry, threads))
     }
+
+    /// Bytes of the buffers that a block of it needs, but for the frames of calls.
+    ///
+    /// # Errors
+    /// As [`Self::check`].
+    pub fn scratch_bytes(&self) -> Result<u64, ExecError> {
+        let (entry, threads) = self.check()?;
+        let lane = u64::from(entry.local_bytes) + entry.code.register_bytes();
+        let shared = u64::from(entry.static_shared_bytes + self.dynamic_shared_bytes);
+        Ok(shared + lane * u64::from(threads).next_multiple_of(LANES as u64))
+    }
 }
 
 /// How a running block is ended from outside.
@@ -190,6 +201,9 @@ pub enum ExecError {
         /// Line of the PTX text.
         line: u32,
     },
+    /// The host has no memory for the block's registers, frames, shared and local memory.
+    #[error("The host has no memory for a block")]
+    NoMemory,
     /// [`Control::abort`] was set.
     #[error("Aborted")]
     Aborted,
@@ -240,19 +254,32 @@ impl Scratch {
         Scratch::default()
     }
 
-    fn prepare(&mut self, entry: &Entry, block: [u32; 3], threads: u32, shared_bytes: usize) {
+    fn prepare(
+        &mut self,
+        entry: &Entry,
+        block: [u32; 3],
+        threads: u32,
+        shared_bytes: usize,
+    ) -> Result<(), ExecError> {
         let warps = (threads as usize).div_ceil(LANES);
         self.warps.resize_with(warps, Warp::new);
         for (index, warp) in self.warps.iter_mut().enumerate() {
             // CAST: 32 warps at most.
-            warp.reset(index as u32, block, &entry.code);
+            warp.reset(index as u32, block, &entry.code)?;
         }
-        self.shared.clear();
-        self.shared.resize(shared_bytes, 0);
-        self.local.clear();
-        self.local
-            .resize(entry.local_bytes as usize * warps * LANES, 0);
+        refill(&mut self.shared, shared_bytes, 0)?;
+        let local_bytes = entry.local_bytes as usize * warps * LANES;
+        refill(&mut self.local, local_bytes, 0)
     }
+}
+
+/// Gives a buffer this length, all of the same value. A guest decides the length.
+fn refill<T: Clone>(buffer: &mut Vec<T>, length: usize, value: T) -> Result<(), ExecError> {
+    buffer.clear();
+    let reserved = buffer.try_reserve_exact(length);
+    reserved.map_err(|_| ExecError::NoMemory)?;
+    buffer.resize(length, value);
+    Ok(())
 }
 
 /// Runs one block to its end.
@@ -284,7 +311,7 @@ pub fn run_block<M: DeviceMemory, T: Timer>(
     let resumed = match paused.filter(|paused| paused.index == block_index) {
         Some(paused) => paused,
         None => {
-            scratch.prepare(entry, launch.block, threads, shared_bytes);
+            scratch.prepare(entry, launch.block, threads, shared_bytes)?;
             Paused::before(block_index)
         }
     };

@@ -3,6 +3,7 @@
 use super::super::code::{Code, Dst, Pred, Saved, Src};
 use super::super::{LANES, Lanes};
 use super::call::Frames;
+use super::{ExecError, refill};
 
 /// Number of choices between diverged groups after which a group out of order gets a turn.
 const FAIRNESS_TURNS: u32 = 512;
@@ -90,7 +91,12 @@ impl Warp {
     }
 
     /// Prepares warp `index` of a block of `shape`, all registers zero.
-    pub(super) fn reset(&mut self, index: u32, shape: [u32; 3], code: &Code) {
+    pub(super) fn reset(
+        &mut self,
+        index: u32,
+        shape: [u32; 3],
+        code: &Code,
+    ) -> Result<(), ExecError> {
         self.index = index;
         self.turns = 0;
         self.carry = 0;
@@ -116,12 +122,9 @@ impl Warp {
         });
         self.frame = 0;
         self.frames.reset(self.live, code.entry_frame_bytes);
-        self.words.clear();
-        self.words.resize(usize::from(code.words), [0; LANES]);
-        self.doubles.clear();
-        self.doubles.resize(usize::from(code.doubles), [0; LANES]);
-        self.preds.clear();
-        self.preds.resize(usize::from(code.preds), 0);
+        refill(&mut self.words, code.words.into(), [0; LANES])?;
+        refill(&mut self.doubles, code.doubles.into(), [0; LANES])?;
+        refill(&mut self.preds, code.preds.into(), 0)
     }
 
     // PANIC (below): lowering gave out every slot and pool index, and counted them in `code`.

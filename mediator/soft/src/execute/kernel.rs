@@ -22,9 +22,20 @@ use super::given_length;
 use super::work::{Kernel, Outcome, Progress, Start, Stop};
 use crate::config::{CostModel, SoftConfig};
 use turnstile_gpu::ring::{extents, launch_fits};
+use turnstile_host::room::has_room;
 use turnstile_ptx::{self as ptx, Control, ExecError, MemoryFault, Scratch, Timer, run_block};
 
 const PS_PER_NS: u64 = 1_000;
+
+/// Scratch of a block beyond which it is checked that the host has the memory: the check costs
+/// microseconds.
+const SMALL_BYTES: u64 = 1 << 20;
+
+/// Buffers for the blocks of a launch; none where the host has no memory for them.
+fn scratch(launch: &ptx::Launch<'_>) -> Option<Box<Scratch>> {
+    let bytes = launch.scratch_bytes().unwrap_or(0);
+    (bytes <= SMALL_BYTES || has_room(bytes)).then(Box::default)
+}
 
 /// The launch as the interpreter takes it.
 fn interpreted<'a>(
@@ -84,6 +95,7 @@ fn fault(error: &ExecError, stop: &Stop) -> Outcome {
         | ExecError::StackOverflow { line, .. } => (ErrorCode::KernelTrap, u64::from(*line)),
         ExecError::Deadlock { .. } => (ErrorCode::KernelTrap, 0),
         ExecError::Budget => (ErrorCode::KernelTimeout, 0),
+        ExecError::NoMemory => (ErrorCode::HostLimit, 0),
         ExecError::Aborted | ExecError::Paused => return stop.outcome(),
     };
     Outcome::Fault { code, info }
@@ -136,7 +148,11 @@ fn run_blocks(
     };
     let sms = config.multiprocessors.max(1);
     let mut timer = RealTimer { clock, stop };
-    let mut scratch = kernel.paused().take().unwrap_or_default();
+    let paused = kernel.paused().take();
+    let Some(mut scratch) = paused.or_else(|| scratch(&interpreted(kernel, module, (0, sms))))
+    else {
+        return fault(&ExecError::NoMemory, stop);
+    };
     for block in start.progress.blocks..kernel.launch.grid.count() {
         if stop.is_ended() {
             return stop.outcome();
@@ -239,7 +255,9 @@ pub(crate) fn run_virtual(config: &SoftConfig, start: &Start, kernel: &Kernel) -
     let launch = |slot: u64| interpreted(kernel, module, ((slot % u64::from(sms)) as u32, sms));
     let (grid, blocks) = (launch(0).grid, kernel.launch.grid.count());
     let exceeded = AtomicBool::new(false);
-    let mut scratch = Scratch::new();
+    let Some(mut scratch) = scratch(&launch(0)) else {
+        return (Nanos::ZERO, fault(&ExecError::NoMemory, &start.stop));
+    };
     let launch_ps = config.cost.launch.0.saturating_mul(PS_PER_NS);
     let limit_ps = config.kernel_limit.0.saturating_mul(PS_PER_NS);
     let timeout = || (config.kernel_limit, fault(&ExecError::Budget, &start.stop));

@@ -18,6 +18,7 @@ use turnstile_gpu::prelude::*;
 use turnstile_gpu::{
     ChannelConfig, DoorbellChange, Doorbells, GuestMemory, Refusal, TenantResources,
 };
+use turnstile_host::room::zeroed;
 
 /// Longest wait for a context's work to release its memory. TIMEOUT: a kernel checks for a stop
 /// request every few thousand instructions, which take microseconds.
@@ -168,7 +169,7 @@ impl Device {
             return Err(ErrorCode::ModuleTooLarge.into());
         }
         // CAST: bounded above.
-        let mut text = vec![0; bytes as usize];
+        let mut text = zeroed(bytes as usize).ok_or(ErrorCode::HostLimit)?;
         let read = self
             .shown
             .with_area(|area| area.read_slice(&mut text, GuestAddress(area::TEXT)));

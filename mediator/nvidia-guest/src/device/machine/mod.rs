@@ -32,7 +32,7 @@ use super::program::Program;
 use super::ram::GuestRam;
 use super::{Device, DeviceError, Driver, Options, locked};
 use crate::abi::read_u64;
-use crate::proto::{BODY_MAX, EXTENTS_MAX, Extent, HEADER_BYTES, Message, Received};
+use crate::proto::{BODY_MAX, EXTENTS_MAX, Extent, HEADER_BYTES, Message, Received, extend};
 use memory::{Memory, View};
 use queue::{Queue, Slot};
 use workers::Workers;
@@ -231,7 +231,8 @@ impl Machine {
         if bytes > HEADER_BYTES + BODY_MAX || bytes > slot.room as usize {
             return Err(invalid());
         }
-        let mut request = vec![0; bytes];
+        let mut request = Vec::new();
+        extend(&mut request, bytes)?;
         let mut rest = &mut request[..];
         for (view, length) in &pieces {
             let (part, behind) = rest.split_at_mut(rest.len().min(*length));
