@@ -298,6 +298,26 @@ mod tests {
         ));
     }
 
+    /// A region that a front adds (vfio-user maps memory in parts) needs the same seal.
+    #[test]
+    fn added_region_is_mapped_only_if_its_file_cannot_shrink() {
+        use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
+        let memory = GuestMemory::from(GuestMemoryMmap::new());
+        let with = |seals| {
+            let fd = memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
+            ftruncate(&fd, 0x1000).unwrap();
+            fcntl_add_seals(&fd, seals).unwrap();
+            add(&memory, fd, region(0, 0x1000, 0))
+        };
+        for seals in [SealFlags::empty(), SealFlags::GROW, SealFlags::SEAL] {
+            let refused = with(seals);
+            assert!(matches!(refused, Err(GuestMemoryError::NotSealed)));
+            assert_eq!(memory.now().num_regions(), 0);
+        }
+        with(SealFlags::SHRINK).unwrap();
+        memory.write_obj(7u32, GuestAddress(0xffc)).unwrap();
+    }
+
     #[test]
     fn file_with_a_hole_is_not_allocated() {
         let fd = file(0x4000);
