@@ -164,7 +164,10 @@ fn is_of_the_connection(error: &anyhow::Error) -> bool {
 
 /// Whether the daemon did not take the VM.
 fn is_refused(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(VmError::Refused(_)))
+    matches!(
+        error.downcast_ref(),
+        Some(VmError::Attach(AttachError::Refused(_)))
+    )
 }
 
 fn start(args: &Args) -> anyhow::Result<VmHandle> {
