@@ -3,10 +3,8 @@
 //!
 //! In: programs, their weights and accounts. Out: what each does of what it does alone.
 //!
-//! One engine with the hardware's time slices, the programs on it, and the mediator that polls it.
-//!
-//! `programs.rs` has the programs, `engine.rs` the engine, `host.rs` the hosts, `mediator.rs` the
-//! driver of the rule, `outcome.rs` the measurements of a run.
+//! `programs.rs` has the programs, `engine.rs` the engine, `host.rs` the hosts, `steps.rs` what they
+//! do. `mediator.rs` has the driver of the rule, `outcome.rs` the measurements of a run.
 
 mod engine;
 mod host;
@@ -14,6 +12,7 @@ mod mediator;
 mod outcome;
 mod programs;
 pub mod rows;
+mod steps;
 
 pub use engine::{Poller, Sim};
 pub use mediator::{Mediator, Silence, Sources};
