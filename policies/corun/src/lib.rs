@@ -3,8 +3,8 @@
 //!
 //! In: programs, their weights and accounts. Out: what each does of what it does alone.
 //!
-//! `programs.rs` has the programs, `engine.rs` the engine, `host.rs` the hosts, `steps.rs` what they
-//! do. `mediator.rs` has the driver of the rule, `outcome.rs` the measurements of a run.
+//! `programs.rs` has the programs, `engine.rs` the engine, `host.rs` the hosts, `steps.rs` what
+//! they do. `mediator.rs` has the driver of the rule, `outcome.rs` the measurements of a run.
 
 mod engine;
 mod host;

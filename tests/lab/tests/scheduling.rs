@@ -122,8 +122,8 @@ fn all_pairs_mid_kernel() {
 /// is bounded. It is at most one of the kernels, the bound on being ahead and the reaction.
 #[test]
 fn victims_fall_short_by_at_most_one_attacker_kernel() {
-    // 810: an attacker that begins after 10 ms.
-    let seeds: Vec<u64> = (0..40).chain([810]).collect();
+    // Of 10,000: 810 has an attacker that begins after 10 ms; 9093 and 1380 are the worst.
+    let seeds: Vec<u64> = (0..40).chain([810, 1_380, 9_093]).collect();
     all_pass(&seeds, |seed| {
         let attack = adversary::Attack::of(*seed);
         let outcome = attack.run(*seed, "dfq", false).unwrap();
