@@ -81,7 +81,10 @@ fn what_a_vm_brings_and_an_operator_sets_reaches_ledger_metrics_and_events() {
         (vm.status == 200 && vm.json()["metadata"] == brought).then_some(())
     });
     let none = json!({"instance_id": null, "project": null, "labels": {}});
-    assert_eq!(get(&api, "/v1/vms/plain/metadata").json(), none);
+    until("the VM without metadata", || {
+        let metadata = get(&api, "/v1/vms/plain/metadata");
+        (metadata.status == 200 && metadata.json() == none).then_some(())
+    });
     let events = get(&api, "/v1/events").json();
     let events = events["items"].as_array().unwrap();
     let connected = |name: &str| {
