@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -179,7 +180,8 @@ pub(super) fn spawn(
 /// Waits until the daemon listens on its socket.
 pub(super) fn listening(daemon: &mut Daemon, socket: &Path) -> anyhow::Result<()> {
     let deadline = Instant::now() + START_LIMIT;
-    while !socket.exists() {
+    // The file is there a moment before the daemon listens.
+    while UnixStream::connect(socket).is_err() {
         if let Some(status) = daemon.ended()? {
             return Err(daemon.failed(&format!("The daemon ended with {status}")));
         }
