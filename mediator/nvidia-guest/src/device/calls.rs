@@ -103,10 +103,10 @@ impl Device {
             checked.map_err(refused)?
         };
         // The driver may have a shared file's pages as registered memory alone.
-        let result = match checked.action {
-            Action::Register => self.act(&pieces, message, node, &mut parts, &checked),
-            _ if program.shares() => Err(io::Error::from_raw_os_error(libc::EINVAL)),
-            _ => self.act(&pieces, message, node, &mut parts, &checked),
+        let result = if program.shares() && checked.action != Action::Register {
+            Err(io::Error::from_raw_os_error(libc::EINVAL))
+        } else {
+            self.act(&pieces, message, node, &mut parts, &checked)
         };
         let at = status_at(self.release, node, message.request);
         let success =

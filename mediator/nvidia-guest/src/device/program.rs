@@ -110,7 +110,10 @@ impl<'a> Program<'a> {
             Kind::Call => match descriptor.map(shared_file).transpose() {
                 Ok(shared) => {
                     self.shared = shared;
-                    return (self.device.call(self, message), None);
+                    let answer = self.device.call(self, message);
+                    // It is of this call alone.
+                    self.shared = None;
+                    return (answer, None);
                 }
                 Err(error) => Err(error),
             },
