@@ -151,96 +151,92 @@ impl Welcome {
     /// # Errors
     /// If no daemon answers, or it does not take the VM.
     pub fn request(request: Request, interrupts: &Arc<[EventFd]>) -> Result<Self, AttachError> {
-        greet(request, interrupts)
+        let connected = |source| AttachError::Connect {
+            path: request.daemon.clone(),
+            source,
+        };
+        let stream = UnixStream::connect(&request.daemon).map_err(connected)?;
+        let reading = stream.try_clone().map_err(connected)?;
+        stream
+            .set_read_timeout(Some(WELCOME_TIMEOUT))
+            .and_then(|()| stream.set_write_timeout(Some(SEND_TIMEOUT)))
+            .map_err(connected)?;
+        let mut fds: Vec<OwnedFd> = request.memory.into_iter().collect();
+        for eventfd in interrupts.iter() {
+            fds.push(duplicate(eventfd).map_err(AttachError::Descriptor)?);
+        }
+        let hello = ToDaemon::Hello {
+            protocol: PROTOCOL,
+            name: request.name,
+            weight: request.weight,
+            gpu_memory_bytes: request.gpu_memory_bytes,
+            regions: request.regions,
+            metadata: request.metadata,
+        };
+        wire::send(&stream, &hello, fds)?;
+        let mut reader = FrameReader::new();
+        let frame = match reader.read(&reading)? {
+            Read::Frame(frame) => frame,
+            Read::End => return Err(AttachError::Closed),
+            Read::WouldBlock => return Err(AttachError::Protocol("it did not answer within 10 s")),
+        };
+        if let ToVmm::Refused { text } = frame.message {
+            return Err(AttachError::Refused(text));
+        }
+        let (message, [pages, status, aperture, kick]) = frame.with_fds()?;
+        let ToVmm::Welcome {
+            tenant: _,
+            channels,
+            gpu_memory_bytes,
+            mut features,
+            doorbells_offset,
+        } = message
+        else {
+            return Err(AttachError::Protocol("its first frame is no welcome"));
+        };
+        if channels == 0 || channels > CHANNELS_MAX {
+            return Err(AttachError::Protocol("channels are 1 to 1024"));
+        }
+        if gpu_memory_bytes == 0
+            || gpu_memory_bytes > GPU_MEMORY_BYTES_MAX
+            || !gpu_memory_bytes.is_multiple_of(PAGE_BYTES)
+        {
+            return Err(AttachError::Protocol(
+                "GPU memory is 4 KiB to 1 TiB, a multiple of 4096",
+            ));
+        }
+        reading.set_read_timeout(None).map_err(connected)?;
+        if gpu_memory_bytes > APERTURE_BYTES_MAX {
+            features &= !turnstile_abi::regs::features::APERTURE;
+        }
+        let identity = Identity {
+            features,
+            channels,
+            memory_bytes: gpu_memory_bytes,
+        };
+        // A GPU that cannot show its memory sends one page, so that there is something to map.
+        let shown = identity.aperture_bytes().max(PAGE_BYTES);
+        Ok(Self {
+            identity,
+            pages: SharedPages::from_file_at(File::from(pages), doorbells_offset, channels)
+                .map(Arc::new)
+                .map_err(|source| AttachError::Memory {
+                    what: "doorbell pages",
+                    source,
+                })?,
+            parking: parking(channels)?,
+            status: map("status page", status, PAGE_BYTES, false)?,
+            aperture: map("aperture", aperture, shown, true)?,
+            trap_every_write: false,
+            interrupts: Arc::clone(interrupts),
+            kick: to_eventfd(kick),
+            sender: Arc::new(Sender(Mutex::new(stream))),
+            receiver: Receiver {
+                stream: reading,
+                reader,
+            },
+        })
     }
-}
-
-fn greet(greeting: Request, interrupts: &Arc<[EventFd]>) -> Result<Welcome, AttachError> {
-    let connected = |source| AttachError::Connect {
-        path: greeting.daemon.clone(),
-        source,
-    };
-    let stream = UnixStream::connect(&greeting.daemon).map_err(connected)?;
-    let reading = stream.try_clone().map_err(connected)?;
-    stream
-        .set_read_timeout(Some(WELCOME_TIMEOUT))
-        .and_then(|()| stream.set_write_timeout(Some(SEND_TIMEOUT)))
-        .map_err(connected)?;
-    let mut fds: Vec<OwnedFd> = greeting.memory.into_iter().collect();
-    for eventfd in interrupts.iter() {
-        fds.push(duplicate(eventfd).map_err(AttachError::Descriptor)?);
-    }
-    let hello = ToDaemon::Hello {
-        protocol: PROTOCOL,
-        name: greeting.name,
-        weight: greeting.weight,
-        gpu_memory_bytes: greeting.gpu_memory_bytes,
-        regions: greeting.regions,
-        metadata: greeting.metadata,
-    };
-    wire::send(&stream, &hello, fds)?;
-    let mut reader = FrameReader::new();
-    let frame = match reader.read(&reading)? {
-        Read::Frame(frame) => frame,
-        Read::End => return Err(AttachError::Closed),
-        Read::WouldBlock => return Err(AttachError::Protocol("it did not answer within 10 s")),
-    };
-    if let ToVmm::Refused { text } = frame.message {
-        return Err(AttachError::Refused(text));
-    }
-    let (message, [pages, status, aperture, kick]) = frame.with_fds()?;
-    let ToVmm::Welcome {
-        tenant: _,
-        channels,
-        gpu_memory_bytes,
-        mut features,
-        doorbells_offset,
-    } = message
-    else {
-        return Err(AttachError::Protocol("its first frame is no welcome"));
-    };
-    if channels == 0 || channels > CHANNELS_MAX {
-        return Err(AttachError::Protocol("channels are 1 to 1024"));
-    }
-    if gpu_memory_bytes == 0
-        || gpu_memory_bytes > GPU_MEMORY_BYTES_MAX
-        || !gpu_memory_bytes.is_multiple_of(PAGE_BYTES)
-    {
-        return Err(AttachError::Protocol(
-            "GPU memory is 4 KiB to 1 TiB, a multiple of 4096",
-        ));
-    }
-    reading.set_read_timeout(None).map_err(connected)?;
-    if gpu_memory_bytes > APERTURE_BYTES_MAX {
-        features &= !turnstile_abi::regs::features::APERTURE;
-    }
-    let identity = Identity {
-        features,
-        channels,
-        memory_bytes: gpu_memory_bytes,
-    };
-    // A GPU that cannot show its memory sends one page, so that there is something to map.
-    let shown = identity.aperture_bytes().max(PAGE_BYTES);
-    Ok(Welcome {
-        identity,
-        pages: SharedPages::from_file_at(File::from(pages), doorbells_offset, channels)
-            .map(Arc::new)
-            .map_err(|source| AttachError::Memory {
-                what: "doorbell pages",
-                source,
-            })?,
-        parking: parking(channels)?,
-        status: map("status page", status, PAGE_BYTES, false)?,
-        aperture: map("aperture", aperture, shown, true)?,
-        trap_every_write: false,
-        interrupts: Arc::clone(interrupts),
-        kick: to_eventfd(kick),
-        sender: Arc::new(Sender(Mutex::new(stream))),
-        receiver: Receiver {
-            stream: reading,
-            reader,
-        },
-    })
 }
 
 /// Pages that take what a guest writes to closed gates: of this process alone.
