@@ -15,6 +15,15 @@ pub struct Identity {
     pub model: String,
 }
 
+impl Identity {
+    /// The bytes of the UUID.
+    pub(crate) fn bytes(&self) -> Option<[u8; 16]> {
+        let digits: String = self.uuid.strip_prefix("GPU-")?.split('-').collect();
+        let number = u128::from_str_radix(&digits, 16).ok()?;
+        (digits.len() == 32).then(|| number.to_be_bytes())
+    }
+}
+
 /// The identity of the GPU with device file number `index`. None if the driver does not report it.
 ///
 /// # Errors
@@ -57,6 +66,8 @@ mod tests {
         let (minor, identity) = parse(text).unwrap();
         assert_eq!((minor, identity.model.as_str()), (3, "NVIDIA H200"));
         assert_eq!(identity.uuid, "GPU-11111111-2222-3333-4444-555555555555");
+        let bytes = identity.bytes().unwrap();
+        assert_eq!((bytes[0], bytes[4], bytes[15]), (0x11, 0x22, 0x55));
         assert_eq!(parse("Model: H200\n"), None);
     }
 }

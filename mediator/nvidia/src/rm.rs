@@ -9,6 +9,9 @@ use super::sys::{self, Caching, Doorbells, SharedPages};
 /// The control device.
 pub const CONTROL_DEVICE: &str = "/dev/nvidiactl";
 
+/// NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2. SOURCE: `ctrl/ctrl0000/ctrl0000gpu.h`.
+const GET_ID_INFO: u32 = 0x205;
+
 /// Purpose of the mapping call, for its errors.
 const MAP: &str = "map memory";
 
@@ -151,13 +154,30 @@ impl RmClient {
             subdevice: Handle(0),
         };
         let mut device = abi::DeviceParams {
-            device_id: index,
+            device_id: this.device_number()?,
             ..Default::default()
         };
         this.device = this.alloc("make a device", this.client, &mut device)?;
         let mut subdevice = abi::SubdeviceParams::default();
         this.subdevice = this.alloc("make a subdevice", this.device, &mut subdevice)?;
         Ok(this)
+    }
+
+    /// The driver's number of the GPU. It is that of the order in which GPUs were attached, and may
+    /// differ from the number of the GPU's node.
+    fn device_number(&self) -> Result<u32, RmError> {
+        let what = "list the GPUs";
+        let cards = sys::cards(&self.control).map_err(|source| RmError::Call { what, source })?;
+        let own = |card: &&abi::Card| card.valid & 1 != 0 && card.minor == self.index;
+        let Some(card) = cards.iter().find(own) else {
+            return Ok(self.index);
+        };
+        let mut info = abi::IdInfoParams {
+            gpu_id: card.gpu_id,
+            ..Default::default()
+        };
+        self.control("number the GPU", self.client, GET_ID_INFO, &mut info)?;
+        Ok(info.device)
     }
 
     /// The client itself, as an object.

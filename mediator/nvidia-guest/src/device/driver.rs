@@ -113,7 +113,7 @@ impl Driver for Nvidia {
         let client = alloc(0, 0, 0, class::ROOT, Vec::new())?;
         // NV0080_ALLOC_PARAMETERS: the GPU's number, then zeroes. SOURCE: `class/cl0080.h`.
         let mut device = vec![0; 56];
-        write_u32(&mut device, 0, gpu.into());
+        write_u32(&mut device, 0, self.number(&control, client, gpu)?);
         alloc(client, client, DEVICE, class::DEVICE, device)?;
         alloc(client, DEVICE, SUBDEVICE, class::SUBDEVICE, vec![0; 4])?;
         let window = |bar1: u8| {
@@ -148,6 +148,26 @@ impl Driver for Nvidia {
 }
 
 impl Nvidia {
+    /// The driver's number of the GPU with this node: of the order in which GPUs were attached.
+    fn number(&self, control: &OwnedFd, client: u32, gpu: u8) -> io::Result<u32> {
+        // nv_ioctl_card_info_t: valid, GPU's id, number of the node. SOURCE: `nv-ioctl.h`.
+        const CARD_BYTES: usize = 72;
+        let mut cards = argument(vec![0; 32 * CARD_BYTES]);
+        self.issue(control, escape::CARD_INFO, &mut cards, usize::MAX)?;
+        let mut cards = cards.buffers[0].chunks_exact(CARD_BYTES);
+        let own = |card: &&[u8]| card[0] & 1 != 0 && read_u32(card, 56) == u32::from(gpu);
+        let Some(id) = cards.find(own).map(|card| read_u32(card, 16)) else {
+            return Ok(gpu.into());
+        };
+        // NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2: id, flags, number. SOURCE: `ctrl0000gpu.h`.
+        let mut info = vec![0; 32];
+        write_u32(&mut info, 0, id);
+        let top = words(&[client, client, 0x205, 0, 0, 0, 32, 0]);
+        let mut parts = with_params(top, info);
+        self.issue(control, escape::RM_CONTROL, &mut parts, 28)?;
+        Ok(read_u32(&parts.buffers[1], 8))
+    }
+
     fn issue(
         &self,
         file: &OwnedFd,

@@ -28,6 +28,7 @@ pub(crate) mod escape {
     pub(crate) const CONTROL: u8 = 0x2a;
     pub(crate) const ALLOC: u8 = 0x2b;
     pub(in crate::sys) const MAP_MEMORY: u8 = 0x4e;
+    pub(in crate::sys) const CARD_INFO: u8 = 200;
     pub(in crate::sys) const REGISTER_FD: u8 = 201;
     /// Wraps another call by its number, length and address: nv_ioctl_xfer_t. SOURCE: `nv-ioctl.h`.
     pub(crate) const XFER: u8 = 211;
@@ -99,6 +100,21 @@ macro_rules! rm_params {
     )*};
 }
 
+/// A GPU of the driver: nv_ioctl_card_info_t. SOURCE: `nv-ioctl.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Card {
+    pub(crate) valid: u32,
+    place: [u32; 3],
+    pub(crate) gpu_id: u32,
+    resources: [u32; 9],
+    pub(crate) minor: u32,
+    name: [u32; 3],
+}
+
+/// Up to 32 of them.
+pub(crate) type Cards = [Card; 32];
+
 rm_params! {
     /// NV0080_ALLOC_PARAMETERS (56 bytes) and room. SOURCE: `class/cl0080.h`; all zero is device 0.
     DeviceParams: AllocParams = 0x80 {
@@ -137,6 +153,10 @@ rm_params! {
     /// NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN_PARAMS. SOURCE: `ctrl/ctrlc36f.h`.
     TokenParams: ControlParams {
         token: u32,
+    }
+    /// NV0000_CTRL_GPU_GET_ID_INFO_V2_PARAMS. SOURCE: `ctrl/ctrl0000/ctrl0000gpu.h`.
+    IdInfoParams: ControlParams {
+        gpu_id: u32, flags: u32, device: u32, subdevice: u32, rest: [u32; 4],
     }
     /// NVA06C_CTRL_TIMESLICE_PARAMS. SOURCE: `ctrl/ctrla06c.h`.
     SliceParams: ControlParams {
@@ -260,6 +280,8 @@ mod tests {
         assert_eq!(offset_of!(Control, status), 28);
         assert_eq!(size_of::<Free>(), 16);
         assert_eq!(size_of::<MapMemory>(), 56);
+        assert_eq!(size_of::<Cards>(), 2_304);
+        assert_eq!(size_of::<IdInfoParams>(), 32);
         assert_eq!(offset_of!(MapMemory, linear_address), 32);
         assert_eq!(offset_of!(MapMemory, fd), 48);
         assert_eq!(size_of::<RegisterOperation>(), 32);

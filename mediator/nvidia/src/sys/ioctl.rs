@@ -7,8 +7,8 @@ use std::mem::size_of;
 use std::os::fd::AsRawFd;
 
 use super::abi::{
-    Alloc, AllocParams, Control, ControlParams, Free, MapMemory, RegisterList, RegisterOperation,
-    escape,
+    Alloc, AllocParams, Cards, Control, ControlParams, Free, MapMemory, RegisterList,
+    RegisterOperation, escape,
 };
 
 /// RM's status of a call.
@@ -176,6 +176,14 @@ pub(crate) fn register_fd(gpu: &File, control: &File) -> io::Result<()> {
     let mut argument: i32 = control.as_raw_fd();
     // SAFETY: the argument of this call is one descriptor, open for the whole call.
     unsafe { call(gpu, escape::REGISTER_FD, &mut argument) }
+}
+
+/// The GPUs that the driver has.
+pub(crate) fn cards(control: &File) -> io::Result<Cards> {
+    let mut cards = Cards::default();
+    // SAFETY: the argument is the call's array of cards, without addresses.
+    unsafe { call(control, escape::CARD_INFO, &mut cards)? };
+    Ok(cards)
 }
 
 /// Reads one 32-bit register of the GPU: a list of one read operation.

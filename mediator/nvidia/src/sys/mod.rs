@@ -23,6 +23,6 @@ pub(super) use cuda::{
     LaunchShape, Limit, Mapping, Module, ModuleFailure, Reservation, Stream, WaitUntil,
 };
 pub(super) use ioctl::{
-    Caching, alloc, control, control_empty, free, map_memory, read_register, register_fd,
+    Caching, alloc, cards, control, control_empty, free, map_memory, read_register, register_fd,
 };
 pub(super) use map::SharedPages;

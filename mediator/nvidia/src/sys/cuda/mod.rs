@@ -19,6 +19,8 @@ use std::sync::Arc;
 
 use api::{Api, Code};
 
+use crate::identity::{self, Identity};
+
 pub(crate) use context::{Context, Function, LaunchShape, Limit, Module, ModuleFailure};
 pub(crate) use guest_window::GuestWindow;
 pub(crate) use memory::{Chunk, DeviceBuffer, HostBuffer, Mapping, Reservation};
@@ -172,10 +174,22 @@ impl Cuda {
         Ok(u32::try_from(count).unwrap_or(0))
     }
 
-    /// The driver's handle of a device.
-    fn device(&self, device: u32) -> Result<i32, CudaFailure> {
+    /// The driver's handle of the GPU with this node. CUDA numbers GPUs in an order of its own.
+    fn device(&self, node: u32) -> Result<i32, CudaFailure> {
+        let known = identity::of(node).ok().flatten();
+        let all = 0..self.devices()?;
+        let same = |number: &u32| {
+            let uuid = self.handle(*number).and_then(|handle| self.uuid_of(handle));
+            let known = known.as_ref().and_then(Identity::bytes);
+            known.is_some() && uuid.ok() == known
+        };
+        self.handle(all.into_iter().find(same).unwrap_or(node))
+    }
+
+    /// The driver's handle of CUDA's device of this number.
+    fn handle(&self, number: u32) -> Result<i32, CudaFailure> {
         let mut handle = 0;
-        let index = i32::try_from(device).unwrap_or(i32::MAX);
+        let index = i32::try_from(number).unwrap_or(i32::MAX);
         // SAFETY: `handle` is borrowed for the whole call; an invalid index is refused.
         let code = unsafe { (self.api.device_get)(&mut handle, index) };
         self.api.check("cuDeviceGet", code)?;
@@ -204,8 +218,8 @@ impl Cuda {
     }
 
     /// A device's identity.
-    pub(crate) fn uuid(&self, device: u32) -> Result<[u8; 16], CudaFailure> {
-        let (device, mut uuid) = (self.device(device)?, [0; 16]);
+    fn uuid_of(&self, device: i32) -> Result<[u8; 16], CudaFailure> {
+        let mut uuid = [0; 16];
         // SAFETY: CUuuid is 16 bytes, borrowed for the whole call.
         let code = unsafe { (self.api.device_uuid)(&mut uuid, device) };
         self.api.check("cuDeviceGetUuid", code)?;
