@@ -36,6 +36,9 @@ const LIBRARY: &str = "libturnstile_isolated.so";
 /// Version that the stand-in driver has.
 const STAND_IN_VERSION: &str = "580.159.04";
 
+/// Has NCCL pass memory between processes by descriptors, which do not arrive, in place of handles.
+const NCCL_BY_DESCRIPTORS: &str = "NCCL_CUMEM_ENABLE";
+
 /// How a program is isolated.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Isolation {
@@ -188,6 +191,9 @@ pub(crate) fn program(library: &Path, command: &[OsString]) -> anyhow::Result<u8
     let mut command = Command::new(name);
     command.args(arguments);
     learner::preload(&mut command, library);
+    if env::var_os(NCCL_BY_DESCRIPTORS).is_none() {
+        command.env(NCCL_BY_DESCRIPTORS, "0");
+    }
     let error = command.exec();
     eprintln!(
         "turnstile run: {} cannot be started: {error}",
