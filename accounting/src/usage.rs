@@ -108,6 +108,24 @@ impl TenantUsage {
 }
 
 impl EngineUsage {
+    /// The usage of an engine that was read once in `window`, at work for this tenant or for none:
+    /// the reading stands for the window.
+    pub fn read(engine: EngineId, window: Window, tenant: Option<TenantId>) -> Self {
+        let mut usage = Self::empty(engine);
+        match tenant {
+            Some(tenant) => usage.tenants.push(TenantUsage {
+                tenant,
+                used_ns: window.length(),
+                fault_ns: Nanos::ZERO,
+                turns: 0,
+                begun: 0,
+            }),
+            None => usage.idle_ns = window.length(),
+        }
+        usage.error_bound_ns = usage.used_ns();
+        usage
+    }
+
     /// The usage of an engine, with no time yet.
     pub(crate) const fn empty(engine: EngineId) -> Self {
         Self {
@@ -185,5 +203,31 @@ mod tests {
             begun: 3,
         };
         assert_eq!(turn.metric_ns(Metric::PerTurn), Nanos(30));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::Moment;
+
+    #[test]
+    fn reading_of_an_engine_stands_for_its_window() {
+        let window = Window::starting(Moment(7), Nanos::from_ms(20));
+        let read = |tenant| EngineUsage::read(EngineId(2), window, tenant);
+        let (busy, idle) = (read(Some(TenantId(4))), read(None));
+        assert_eq!(
+            (busy.tenants[0].tenant, busy.used_ns()),
+            (TenantId(4), window.length())
+        );
+        assert_eq!(
+            (busy.idle_ns, busy.error_bound_ns),
+            (Nanos::ZERO, window.length())
+        );
+        assert_eq!(
+            (idle.used_ns(), idle.idle_ns),
+            (Nanos::ZERO, window.length())
+        );
+        assert_eq!(idle.error_bound_ns, Nanos::ZERO);
     }
 }

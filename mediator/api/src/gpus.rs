@@ -42,6 +42,31 @@ pub struct Engine {
     pub wall_ns: u64,
 }
 
+/// The time that tenants are charged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Charge {
+    /// In which they kept an engine busy.
+    #[default]
+    Worked,
+    /// In which they were on an engine, as no signal shows when it was busy.
+    Resident,
+}
+
+impl Charge {
+    /// Its name in JSON.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Worked => "worked",
+            Self::Resident => "resident",
+        }
+    }
+
+    const fn of(worked: bool) -> Self {
+        if worked { Self::Worked } else { Self::Resident }
+    }
+}
+
 /// A GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Gpu {
@@ -64,6 +89,9 @@ pub struct Gpu {
     /// Whether it is closed to further tenants.
     #[serde(default)]
     pub cordoned: bool,
+    /// The time that tenants are charged.
+    #[serde(default)]
+    pub charge: Charge,
     /// Why nothing is known of it now; null while it answers.
     #[serde(default)]
     pub silent: Option<String>,
@@ -108,6 +136,7 @@ impl Shared {
             host_pool_bytes: capability.host_pool_bytes,
             vms: snapshot.tenants.len(),
             cordoned: self.fleet.is_closed(place),
+            charge: Charge::of(capability.worked),
             silent: seen.host.silence(),
             at_ns: snapshot.at.0,
             engines: engines.collect(),

@@ -93,6 +93,7 @@ fn show(gpus: &[Gpu]) {
                     (None, false) => "open",
                 }
                 .into(),
+                gpu.charge.as_str().into(),
                 gpu.vms.to_string(),
                 (gpu.memory_bytes >> 20).to_string(),
                 percent(sum(|engine| engine.used_ns)),
@@ -102,7 +103,7 @@ fn show(gpus: &[Gpu]) {
         })
         .collect();
     let head = [
-        "GPU", "MODEL", "POLICY", "STATE", "VMS", "MEM-MIB", "USED", "SWITCH", "IDLE",
+        "GPU", "MODEL", "POLICY", "STATE", "CHARGE", "VMS", "MEM-MIB", "USED", "SWITCH", "IDLE",
     ];
     table(&head, &rows);
 }

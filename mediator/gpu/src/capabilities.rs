@@ -18,6 +18,8 @@ pub struct Capabilities {
     /// Whether the engine divides its time among tenants by itself, in timeslices, and a reading
     /// shows what each worked ([`crate::EngineReading::windows`]).
     pub time_slices: bool,
+    /// Whether the time that a tenant worked is known. *Resident* time is charged otherwise.
+    pub worked: bool,
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
     /// Most shared memory of a block.

@@ -64,6 +64,7 @@ macro_rules! impl_gpu {
                     engine_holds: config.suspend != Suspend::Drains,
                     demand: true,
                     time_slices: false,
+                    worked: true,
                     multiprocessors: config.multiprocessors,
                     shared_bytes_max: config.shared_bytes_max,
                     memory_bytes: config.memory_bytes,

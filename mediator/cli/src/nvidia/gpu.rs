@@ -45,8 +45,16 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Chosen> {
         preemptor.map_err(refused).ok()
     });
     let watchdog = watchdog_command(index)?;
-    let gpu = SharedGpu::start(workers, watchdog, worker_command, preemptor, moving)
-        .context("The NVIDIA GPU cannot be shared")?;
+    let registers = config.gpu.registers;
+    let gpu = SharedGpu::start(
+        workers,
+        registers,
+        watchdog,
+        worker_command,
+        preemptor,
+        moving,
+    )
+    .context("The NVIDIA GPU cannot be shared")?;
     let timing = Timing {
         tick: MEMORY_TICK,
         ..Timing::default()

@@ -124,7 +124,7 @@ fn guests(args: &CheckArgs, checked: &mut Checked) -> anyhow::Result<()> {
         ..WorkerConfig::default()
     };
     let watchdog = watchdog_command(workers.device)?;
-    let gpu = SharedGpu::start(workers, watchdog, worker_command, None, None)?;
+    let gpu = SharedGpu::start(workers, true, watchdog, worker_command, None, None)?;
     let config = DaemonConfig {
         host: HostConfig {
             policy: "none".into(),

@@ -87,6 +87,9 @@ pub struct GpuSection {
     /// Whether a context of the daemon preempts a tenant of an NVIDIA GPU that is to stop at once.
     /// It stops about 0.3 ms sooner, for about 520 MiB of GPU memory.
     pub preemptor: bool,
+    /// Whether an NVIDIA GPU's registers are read. Without them tenants are charged for the time in
+    /// which they are resident.
+    pub registers: bool,
     /// The software GPU's own.
     pub soft: SoftSection,
 }
@@ -99,6 +102,7 @@ impl Default for GpuSection {
             device: None,
             meter: Meter::Events,
             preemptor: true,
+            registers: true,
             soft: SoftSection::default(),
         }
     }

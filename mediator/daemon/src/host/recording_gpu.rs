@@ -70,6 +70,7 @@ pub(crate) const GATES: Capabilities = Capabilities {
     engine_holds: false,
     demand: false,
     time_slices: false,
+    worked: true,
     multiprocessors: 1,
     shared_bytes_max: 1 << 10,
     memory_bytes: 8 * CHUNK_BYTES,

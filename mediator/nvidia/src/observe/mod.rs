@@ -5,6 +5,7 @@
 //! - Engine status ([`engine_status`]): the channel group on each engine, and whether it works.
 //! - Busy counter ([`busy_counter`]): for how long compute or copy engines worked.
 //! - Channel status ([`channel_status`]): what each channel has queued, also while it is held.
+//! - Copy engines ([`copy_engines`]): the channel that each works for.
 //!
 //! Each signal has a self-test. A signal that fails it is absent, with the reason; what takes its
 //! place stands in its file.
@@ -12,6 +13,7 @@
 pub mod busy_counter;
 pub mod channel_status;
 pub(crate) mod context_switches;
+pub(crate) mod copy_engines;
 pub(crate) mod engine_status;
 pub(crate) mod page;
 #[cfg(test)]
@@ -25,8 +27,9 @@ use busy_counter::BusyCounter;
 pub use busy_counter::BusyTime;
 pub use channel_status::ChannelStatus;
 use channel_status::ChannelTable;
+use copy_engines::{CopyEngine, Token};
+use engine_status::Engine;
 pub(crate) use engine_status::Group;
-use engine_status::{Engine, EngineStatus};
 use page::Bar;
 
 /// Something that was read.
@@ -69,11 +72,12 @@ pub enum Kind {
 /// The signals of a GPU that passed their self-tests.
 #[derive(Debug)]
 pub struct Signals {
-    engines: Vec<Engine>,
+    compute: Option<Engine>,
+    copies: Vec<CopyEngine>,
     busy: Result<BusyCounter, String>,
     channels: Result<ChannelTable, String>,
     /// The mappings are its.
-    _client: RmClient,
+    _client: Option<RmClient>,
 }
 
 impl Signals {
@@ -84,23 +88,39 @@ impl Signals {
     pub fn of(index: u32) -> Result<Self, RmError> {
         let client = RmClient::open(index)?;
         let bar = Bar::open(&client)?;
-        let engines = Engine::all(&bar).unwrap_or_default();
+        let mut engines = Engine::all(&bar).unwrap_or_default().into_iter();
+        let compute = engines.next();
+        let copies = engines
+            .map(|engine| CopyEngine::map(&bar, engine))
+            .collect();
         let busy = BusyCounter::map(&bar).map_err(|error| error.to_string());
-        let channels = match engines.first() {
+        let channels = match &compute {
             Some(compute) => ChannelTable::map(&bar, compute).map_err(|error| error.to_string()),
             None => Err("the table of engines may not be read".to_owned()),
         };
         Ok(Self {
-            engines,
+            compute,
+            copies,
             busy,
             channels,
-            _client: client,
+            _client: Some(client),
         })
+    }
+
+    /// No signal, for this reason.
+    pub fn none(reason: &str) -> Self {
+        Self {
+            compute: None,
+            copies: Vec::new(),
+            busy: Err(reason.to_owned()),
+            channels: Err(reason.to_owned()),
+            _client: None,
+        }
     }
 
     /// Engines with a status: the compute engine and the copy engines.
     pub fn engines(&self) -> usize {
-        self.engines.len()
+        usize::from(self.compute.is_some()) + self.copies.len()
     }
 
     /// Why there is no busy counter.
@@ -127,14 +147,29 @@ impl Signals {
     /// The channel group on the compute engine, if one is and none is being switched, and whether
     /// the engine works; none where its status may not be read.
     pub(crate) fn compute(&self) -> Option<(Option<Group>, bool)> {
-        let status = self.engines.first()?.status()?;
+        let status = self.compute.as_ref()?.status()?;
         Some((status.group(), status.is_busy()))
     }
 
     /// Whether any copy engine works now.
     pub(crate) fn copies(&self) -> bool {
-        let copies = self.engines.iter().skip(1).filter_map(Engine::status);
-        copies.into_iter().any(EngineStatus::is_busy)
+        self.copies.iter().any(CopyEngine::works)
+    }
+
+    /// The copy engines, in the order of [`Self::read`].
+    pub(crate) fn copy_engines(&self) -> std::ops::Range<usize> {
+        0..self.copies.len()
+    }
+
+    /// Whether a copy engine works for any of these channels.
+    pub(crate) fn copies_for(&self, engine: usize, tokens: &[Token]) -> bool {
+        let engine = self.copies.get(engine);
+        engine.is_some_and(|engine| engine.works_for(tokens))
+    }
+
+    /// Whether a copy engine works.
+    pub(crate) fn copy_works(&self, engine: usize) -> bool {
+        self.copies.get(engine).is_some_and(CopyEngine::works)
     }
 
     /// The status of a channel of the compute engine; none where it may not be read.
@@ -162,7 +197,9 @@ impl Signals {
             let kind = Kind::Busy { count };
             take(Observation { at, kind });
         }
-        for (engine, status) in (0..).zip(self.engines.iter().map(Engine::status)) {
+        let compute = self.compute.iter().map(Engine::status);
+        let copies = self.copies.iter().map(CopyEngine::status);
+        for (engine, status) in (0..).zip(compute.chain(copies)) {
             if let Some(status) = status {
                 let group = status.group().map(Group::number);
                 let busy = status.is_busy();

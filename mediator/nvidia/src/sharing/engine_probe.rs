@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use turnstile_accounting::meter::{Case, WorkedMeter};
-use turnstile_accounting::{Moment, Nanos, Reading, Seen, TenantId, Window};
+use turnstile_accounting::{EngineId, EngineUsage, Moment, Nanos, Reading, Seen, TenantId, Window};
 use turnstile_gpu::{COMPUTE, EngineReading, READINGS as TRACED};
 use turnstile_host::process;
 use turnstile_vmm::wire::ObjectChange;
@@ -24,7 +24,8 @@ use crate::models::Edges;
 use crate::observe::context_switches::{ContextSwitches, Owner};
 use crate::observe::{BusyTime, Group, Signals};
 use crate::rm::{RmClient, RmError};
-use crate::tenant::groups::{ControlFiles, Groups};
+use crate::tenant::control_files::ControlFiles;
+use crate::tenant::groups::Groups;
 use crate::tenant::processes::Processes;
 use crate::tenant::state::{Event, State, Tenant};
 use crate::tenant::waits::Waits;
@@ -54,6 +55,8 @@ struct Open {
     case: Case,
     /// Tenants that had work at both ends.
     with_work: BTreeSet<TenantId>,
+    /// The tenant that each copy engine worked for at the end.
+    copying: Vec<Option<TenantId>>,
 }
 
 /// Reads the engine.
@@ -236,6 +239,7 @@ impl EngineProbe {
                 busy,
                 case,
                 with_work,
+                copying: self.read_copies(),
             });
         }
         let settled = match (exact, agree) {
@@ -393,6 +397,22 @@ impl EngineProbe {
         }
     }
 
+    /// The tenant that each copy engine works for.
+    fn read_copies(&self) -> Vec<Option<TenantId>> {
+        let tenant_of = |engine| {
+            let copies = |tenant: &TenantId| {
+                let tokens = self.groups.copy_channels(*tenant);
+                self.signals.copies_for(engine, tokens)
+            };
+            let works = self.signals.copy_works(engine);
+            self.tenants
+                .keys()
+                .copied()
+                .find(|tenant| works && copies(tenant))
+        };
+        self.signals.copy_engines().map(tenant_of).collect()
+    }
+
     /// Closes the windows that end by `settled`, up to which the log is complete.
     fn close(&mut self, settled: Moment, reading: &mut EngineReading) {
         self.switches.settle(settled);
@@ -419,6 +439,9 @@ impl EngineProbe {
                     }),
                 }
             }
+            let copying = (1..).map(EngineId).zip(open.copying);
+            let engines = copying.map(|(engine, of)| EngineUsage::read(engine, open.window, of));
+            worked.usage.engines.extend(engines);
             reading.windows.push(worked);
         }
     }

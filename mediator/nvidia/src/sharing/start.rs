@@ -78,12 +78,13 @@ impl SharedGpu {
     /// Shares the GPU that `config` names. `watchdog` starts a process that ends up in
     /// [`crate::hold::watchdog::serve`], `worker` one that ends up in [`crate::worker::run`]. With
     /// a preemptor, a tenant that is held stops sooner. With `moving`, tenants may together own
-    /// more memory than there is.
+    /// more memory than there is. Without `registers` the context-switch log is the one signal.
     ///
     /// # Errors
     /// If the driver is not known or refuses, or there is no watchdog.
     pub fn start(
         config: WorkerConfig,
+        registers: bool,
         watchdog: impl Fn() -> Command + Send + 'static,
         worker: impl Fn() -> Command + Send + Sync + 'static,
         preemptor: Option<Preemptor>,
@@ -96,7 +97,14 @@ impl SharedGpu {
         let facts = facts(index)?;
         let log = EventLog::start(&client, &driver)?;
         let clock = GpuClock::start(&client, &driver)?;
-        let signals = Signals::of(index)?;
+        let signals = if registers {
+            Signals::of(index)?
+        } else {
+            Signals::none("no register is read, as gpu.registers is off")
+        };
+        let worked = signals.busy_counter().is_ok();
+        // CAST: a GPU has some ten copy engines.
+        let copy_engines = signals.copy_engines().len() as u8;
         let missing = [signals.busy_counter(), signals.channel_status()];
         for reason in missing.into_iter().filter_map(Result::err) {
             log::warn!("{reason}; resident time is charged, or work is assumed, in its place");
@@ -144,11 +152,12 @@ impl SharedGpu {
             .map_err(NvidiaError::Thread)?;
         let capabilities = Capabilities {
             compute_engines: 1,
-            copy_engines: 0,
+            copy_engines,
             suspend: Suspend::MidKernel,
             engine_holds: true,
             demand: true,
             time_slices: true,
+            worked,
             multiprocessors: facts.multiprocessors,
             shared_bytes_max: facts.shared_bytes_max,
             memory_bytes,

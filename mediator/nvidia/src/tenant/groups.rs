@@ -1,197 +1,48 @@
 //! The numbers of tenants' compute channels, and the time slices of their channel groups.
 //!
-//! The driver gives a number to the file by which a channel was made, and takes a time slice from
-//! it. [`ControlFiles`] duplicates that file from the process (`pidfd_getfd`).
-//!
 //! # Bounds
-//! What a tenant reports is not checked before. At most [`CALLS_MAX`] calls and [`SCANS_MAX`] scans
-//! of descriptors are made at a poll. The channels of a tenant with more than [`CHANNELS_MAX`] are
-//! not read.
+//! What a tenant reports is not checked before. At most [`CALLS_MAX`] calls are made at a poll. The
+//! channels of a tenant with more than [`CHANNELS_MAX`] are not read.
 //!
 //! In: channels and groups that processes report ([`Processes`]), time slices that the rule orders.
 //! Out: numbers of channels, by which channel status is read. Called at each poll.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
-use std::io;
-use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use turnstile_accounting::{Nanos, TenantId};
 
+use super::control_files::{Driver, RETRY_INTERVAL};
 use super::processes::Processes;
 use crate::hold::Channel;
-use crate::rm::{self, CONTROL_DEVICE, RmError};
-use crate::sys::abi::{ControlParams, SliceParams, TokenParams};
-
-/// NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN. SOURCE: `ctrl/ctrlc36f.h`.
-const GET_TOKEN: u32 = 0xc36f_0108;
-/// NVA06C_CTRL_CMD_SET_TIMESLICE. SOURCE: `ctrl/ctrla06c.h`.
-const SET_SLICE: u32 = 0xa06c_0103;
-/// NV_ERR_INVALID_CLIENT. SOURCE: `nvstatuscodes.h`.
-const INVALID_CLIENT: u32 = 0x23;
-/// The channel's number in a token. SOURCE: measured: it is the index of the channel's status.
-const NUMBER: u32 = 0xffff;
+use crate::observe::copy_engines::Token;
 
 /// What the CUDA library sets. SOURCE: measured: 2,048 us.
 pub(crate) const OWN_SLICE: Nanos = Nanos::from_us(2_048);
 
-/// A refused call is tried again after this time.
-const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Calls to the driver at a poll.
 const CALLS_MAX: usize = 32;
-/// Processes of which the descriptors are looked through at a poll.
-const SCANS_MAX: usize = 2;
 /// Channels of a tenant that are read at a poll, 1.1 us each.
 const CHANNELS_MAX: usize = 64;
 /// A program sets the slice of a group after it made the group: the order is given again so often.
 const SLICE_ORDERS: u32 = 4;
-
-/// The driver, as a process sees it.
-pub(crate) trait Driver {
-    /// The number of a channel of a process.
-    ///
-    /// # Errors
-    /// The driver's refusal; the process may not have made the channel yet.
-    fn number(&mut self, pid: u32, channel: Channel) -> Result<u32, RmError>;
-
-    /// Sets the time slice of a channel group of a process.
-    ///
-    /// # Errors
-    /// The driver's refusal.
-    fn set_slice(&mut self, pid: u32, group: Channel, slice: Nanos) -> Result<(), RmError>;
-}
-
-/// Descriptors of a process that are looked at for its control files.
-const FDS_MAX: usize = 4_096;
-/// Control files of a process that are tried; a program has two or three.
-const FILES_MAX: usize = 64;
-
-/// The files of a process that are open on `path`, as descriptors of our own.
-fn open_files(pid: u32, path: &Path) -> io::Result<Vec<File>> {
-    // CAST: process numbers are positive and far smaller.
-    let number = Pid::from_raw(pid as i32).ok_or(io::ErrorKind::InvalidInput)?;
-    let process = pidfd_open(number, PidfdFlags::empty())?;
-    let mut files = Vec::new();
-    for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.take(FDS_MAX) {
-        let entry = entry?;
-        // It may have been closed meanwhile.
-        let Ok(target) = fs::read_link(entry.path()) else {
-            continue;
-        };
-        let name = entry.file_name();
-        let number = name.to_str().and_then(|name| name.parse().ok());
-        if let (true, Some(number)) = (target == path, number)
-            && files.len() < FILES_MAX
-            && let Ok(file) = pidfd_getfd(&process, number, PidfdGetfdFlags::empty())
-        {
-            files.push(file.into());
-        }
-    }
-    Ok(files)
-}
-
-/// The driver by the control files of processes.
-#[derive(Debug, Default)]
-pub(crate) struct ControlFiles {
-    /// The file by which a client of a process was made.
-    files: BTreeMap<(u32, u32), File>,
-    /// When the descriptors of a process were looked through.
-    scanned: BTreeMap<u32, Instant>,
-    /// Scans that are left at this poll.
-    scans: usize,
-}
-
-impl ControlFiles {
-    /// Calls by the file of a client of a process; which file it is is found by trying.
-    fn call<P: ControlParams>(
-        &mut self,
-        (pid, client): (u32, u32),
-        what: &'static str,
-        (object, command): (u32, u32),
-        params: &mut P,
-    ) -> Result<(), RmError> {
-        if let Some(file) = self.files.get(&(pid, client)) {
-            let done = rm::control_by(file, client, what, (object, command), params);
-            // Another file has the client now. A refused object does not show which.
-            if matches!(
-                done,
-                Err(RmError::Refused {
-                    status: INVALID_CLIENT,
-                    ..
-                })
-            ) {
-                self.files.remove(&(pid, client));
-            }
-            return done;
-        }
-        let now = Instant::now();
-        let mut refused = RmError::Refused {
-            what,
-            status: INVALID_CLIENT,
-        };
-        let recent = |at: &Instant| now.duration_since(*at) < RETRY_INTERVAL;
-        if self.scans == 0 || self.scanned.get(&pid).is_some_and(recent) {
-            return Err(refused);
-        }
-        self.scans -= 1;
-        self.scanned.insert(pid, now);
-        let open = |source| RmError::Open {
-            path: format!("/proc/{pid}/fd"),
-            source,
-        };
-        for file in open_files(pid, Path::new(CONTROL_DEVICE)).map_err(open)? {
-            match rm::control_by(&file, client, what, (object, command), params) {
-                Ok(()) => {
-                    self.files.insert((pid, client), file);
-                    return Ok(());
-                }
-                Err(error) => refused = error,
-            }
-        }
-        Err(refused)
-    }
-
-    /// A poll begins: closes the files of processes that are no tenant's any more.
-    pub(crate) fn begin(&mut self, processes: &Processes) {
-        self.scans = SCANS_MAX;
-        let lives = |pid: u32| processes.tenant(pid).is_some();
-        self.files.retain(|(pid, _), _| lives(*pid));
-        self.scanned.retain(|pid, _| lives(*pid));
-    }
-}
-
-impl Driver for ControlFiles {
-    fn number(&mut self, pid: u32, channel: Channel) -> Result<u32, RmError> {
-        let mut token = TokenParams::default();
-        let call = (channel.handle, GET_TOKEN);
-        self.call(
-            (pid, channel.client),
-            "read a channel's token",
-            call,
-            &mut token,
-        )?;
-        Ok(token.token & NUMBER)
-    }
-
-    fn set_slice(&mut self, pid: u32, group: Channel, slice: Nanos) -> Result<(), RmError> {
-        let mut params = SliceParams {
-            slice_us: slice.0 / 1_000,
-        };
-        let call = (group.handle, SET_SLICE);
-        self.call((pid, group.client), "set a time slice", call, &mut params)
-    }
-}
 
 /// A channel or a group of a process.
 type Object = (u32, Channel);
 
 #[derive(Clone, Copy, Debug)]
 enum Number {
-    Known(u32),
+    Known(Token),
     /// Refused; tried again from then on.
     Unknown(Instant),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Numbered {
+    tenant: TenantId,
+    /// On the compute engine.
+    computes: bool,
+    number: Number,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -204,18 +55,25 @@ struct Slice {
 /// Numbers and time slices of all tenants' channels.
 #[derive(Debug, Default)]
 pub(crate) struct Groups {
-    channels: BTreeMap<Object, (TenantId, Number)>,
+    channels: BTreeMap<Object, Numbered>,
     groups: BTreeMap<Object, (TenantId, Option<Slice>)>,
-    /// Numbers of the channels of each tenant of which all are known.
+    /// Numbers of the compute channels of each tenant of which all are known.
     numbers: BTreeMap<TenantId, Vec<u32>>,
+    /// Channels of each tenant that copy.
+    copies: BTreeMap<TenantId, Vec<Token>>,
     wanted: BTreeMap<TenantId, Nanos>,
     followed: u64,
 }
 
 impl Groups {
-    /// The channels of a tenant by number; none where not all are known.
+    /// The compute channels of a tenant by number; none where not all are known.
     pub(crate) fn channels(&self, tenant: TenantId) -> Option<&[u32]> {
         self.numbers.get(&tenant).map(Vec::as_slice)
+    }
+
+    /// The channels of a tenant that copy, as far as they are known.
+    pub(crate) fn copy_channels(&self, tenant: TenantId) -> &[Token] {
+        self.copies.get(&tenant).map_or(&[], Vec::as_slice)
     }
 
     /// The time slice of a tenant's groups, as ordered.
@@ -232,7 +90,8 @@ impl Groups {
     pub(crate) fn forget(&mut self, tenant: TenantId) {
         self.wanted.remove(&tenant);
         self.numbers.remove(&tenant);
-        self.channels.retain(|_, (of, _)| *of != tenant);
+        self.copies.remove(&tenant);
+        self.channels.retain(|_, of| of.tenant != tenant);
         self.groups.retain(|_, (of, _)| *of != tenant);
     }
 
@@ -250,13 +109,16 @@ impl Groups {
             self.renumber();
         }
         let (mut found_any, mut calls) = (false, CALLS_MAX);
-        for ((pid, channel), (_, number)) in &mut self.channels {
+        // The channels that decide on a tenant's work come first.
+        let mut channels: Vec<_> = self.channels.iter_mut().collect();
+        channels.sort_by_key(|(_, of)| !of.computes);
+        for ((pid, channel), Numbered { number, .. }) in channels {
             if let Number::Unknown(next) = number
                 && *next <= now
                 && calls > 0
             {
                 calls -= 1;
-                *number = match driver.number(*pid, *channel) {
+                *number = match driver.token(*pid, *channel) {
                     Ok(found) => {
                         found_any = true;
                         Number::Known(found)
@@ -297,16 +159,24 @@ impl Groups {
 
     fn renumber(&mut self) {
         self.numbers.clear();
+        self.copies.clear();
         let mut unknown = BTreeSet::new();
-        for (tenant, number) in self.channels.values() {
-            match number {
-                Number::Known(number) => self.numbers.entry(*tenant).or_default().push(*number),
-                Number::Unknown(_) => drop(unknown.insert(*tenant)),
+        for of in self.channels.values() {
+            match (of.number, of.computes) {
+                (Number::Known(token), true) => {
+                    let numbers = self.numbers.entry(of.tenant).or_default();
+                    numbers.push(token.channel());
+                }
+                (Number::Known(token), false) => {
+                    self.copies.entry(of.tenant).or_default().push(token);
+                }
+                (Number::Unknown(_), true) => drop(unknown.insert(of.tenant)),
+                (Number::Unknown(_), false) => {}
             }
         }
-        let readable = |numbers: &[u32]| numbers.len() <= CHANNELS_MAX;
         self.numbers
-            .retain(|tenant, numbers| !unknown.contains(tenant) && readable(numbers));
+            .retain(|tenant, numbers| !unknown.contains(tenant) && numbers.len() <= CHANNELS_MAX);
+        self.copies.retain(|_, tokens| tokens.len() <= CHANNELS_MAX);
     }
 
     fn take_in(
@@ -318,10 +188,16 @@ impl Groups {
         let (mut channels, mut groups) = (BTreeMap::new(), BTreeMap::new());
         for tenant in tenants {
             for pid in processes.pids(tenant) {
-                for channel in processes.channels_of(pid) {
+                let compute: BTreeSet<_> = processes.channels_of(pid).into_iter().collect();
+                for channel in processes.all_channels_of(pid) {
                     let key = (pid, channel);
-                    let known = self.channels.get(&key).map(|(_, number)| *number);
-                    channels.insert(key, (tenant, known.unwrap_or(Number::Unknown(now))));
+                    let known = self.channels.get(&key).map(|of| of.number);
+                    let numbered = Numbered {
+                        tenant,
+                        computes: compute.contains(&channel),
+                        number: known.unwrap_or(Number::Unknown(now)),
+                    };
+                    channels.insert(key, numbered);
                 }
                 for group in processes.groups_of(pid) {
                     let key = (pid, group);
@@ -338,6 +214,7 @@ impl Groups {
 mod tests {
     use super::*;
     use crate::handles::ENGINE_GRAPHICS;
+    use crate::rm::RmError;
     use crate::sys::abi::CLASS_CHANNEL_GROUP;
     use turnstile_vmm::wire::{ObjectChange, ProgramObject};
 
@@ -352,10 +229,10 @@ mod tests {
     }
 
     impl Driver for FakeDriver {
-        fn number(&mut self, _: u32, channel: Channel) -> Result<u32, RmError> {
+        fn token(&mut self, _: u32, channel: Channel) -> Result<Token, RmError> {
             self.calls += 1;
             match self.bound {
-                true => Ok(channel.handle + 100),
+                true => Ok(Token(channel.handle + 100)),
                 false => Err(RmError::Refused {
                     what: "read a channel's token",
                     status: 0x40,
@@ -408,6 +285,7 @@ mod tests {
             now + RETRY_INTERVAL,
         );
         assert_eq!(groups.channels(A), Some(&[102, 103][..]));
+        assert_eq!(groups.copy_channels(A), [Token(105)]);
         let calls = driver.calls;
         groups.follow(
             [A].into_iter(),

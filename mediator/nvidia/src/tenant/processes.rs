@@ -122,13 +122,17 @@ impl Processes {
     /// The same without those of some processes.
     pub(crate) fn all_channels_but(&self, tenant: TenantId, but: &BTreeSet<u32>) -> Vec<Channel> {
         let pids = self.pids(tenant).filter(|pid| !but.contains(pid));
-        pids.flat_map(|pid| self.handles.all_channels(pid))
-            .collect()
+        pids.flat_map(|pid| self.all_channels_of(pid)).collect()
     }
 
     /// The compute channels of a process.
     pub(crate) fn channels_of(&self, pid: u32) -> Vec<Channel> {
         self.handles.compute_channels(pid)
+    }
+
+    /// All channels of a process, those that copy as well.
+    pub(crate) fn all_channels_of(&self, pid: u32) -> Vec<Channel> {
+        self.handles.all_channels(pid)
     }
 
     /// The channel groups of a process on the compute engine.
