@@ -192,6 +192,7 @@ impl Usage {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::Moment;
 
     #[test]
     fn time_per_turn_is_the_mean() {
@@ -204,12 +205,6 @@ mod tests {
         };
         assert_eq!(turn.metric_ns(Metric::PerTurn), Nanos(30));
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::units::Moment;
 
     #[test]
     fn reading_of_an_engine_stands_for_its_window() {
