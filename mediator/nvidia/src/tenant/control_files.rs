@@ -1,8 +1,8 @@
 //! The driver's calls on objects of a tenant's processes.
 //!
 //! The driver gives a number to the file by which a channel was made, and takes a time slice from
-//! it. [`ControlFiles`] duplicates that file from the process (`pidfd_getfd`). At most [`SCANS_MAX`]
-//! processes are looked through at a poll.
+//! it. [`ControlFiles`] duplicates that file from the process (`pidfd_getfd`). At most
+//! [`SCANS_MAX`] processes are looked through at a poll.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
