@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Instant;
 
@@ -132,4 +133,19 @@ fn body_that_declares_nothing_is_refused_with_its_place() {
         reply.problem(422);
     }
     assert_eq!(get(&bench.socket(), "/v1/vms").json()["items"], json!([]));
+}
+
+#[test]
+fn daemon_ends_while_the_socket_of_a_stock_vm_waits_for_its_vmm() {
+    let mut bench = Bench::new();
+    let more = json!({ "attachment": { "kind": "vfio-user" } });
+    let made = send(&bench.socket(), "POST", "/v1/vms", JSON, &body(&more));
+    assert_eq!(made.status, 201, "{made:?}");
+    let (done, ended) = channel();
+    let stop = thread::spawn(move || {
+        bench.stop();
+        done.send(()).unwrap();
+    });
+    ended.recv_timeout(PATIENCE).expect("the daemon ends");
+    stop.join().unwrap();
 }

@@ -91,7 +91,7 @@ pub(crate) struct Doors {
 struct Door {
     sockets: Vec<PathBuf>,
     /// Serves a stock VMM.
-    _front: Option<Front>,
+    front: Option<Front>,
 }
 
 impl Doors {
@@ -202,8 +202,10 @@ impl Keeper {
                 Order::Close(instance) => self.close(instance),
             }
         }
-        for door in self.open.into_values() {
-            door.sockets.iter().for_each(|path| remove(path));
+        for Door { sockets, front } in self.open.into_values() {
+            // First: its thread is woken by way of its socket.
+            drop(front);
+            sockets.iter().for_each(|path| remove(path));
         }
     }
 
@@ -215,7 +217,7 @@ impl Keeper {
         let (public, own) = (socket_in(&self.folder, declared), folder.join(VMM));
         let mut door = Door {
             sockets: vec![public.clone()],
-            _front: None,
+            front: None,
         };
         // Open to no other user until the owner is set.
         let listener = listen(&public, OWN_MODE)?;
@@ -243,7 +245,7 @@ impl Keeper {
                 let front = Front::start(config, listener);
                 let path = public;
                 let front = front.map_err(|source| DoorError::Start { path, source })?;
-                door._front = Some(front);
+                door.front = Some(front);
                 inner
             }
         };
