@@ -33,7 +33,7 @@ struct Rule {
 
 const BACKENDS: &[&str] = &["nvidia*", "soft", "vfio"];
 
-const RULES: [Rule; 14] = [
+const RULES: [Rule; 16] = [
     Rule {
         text: "the device contract is below all",
         of: &["abi"],
@@ -109,6 +109,16 @@ const RULES: [Rule; 14] = [
             "policies",
             "vmm",
         ]),
+    },
+    Rule {
+        text: "the driver of Kubernetes is a client of the API",
+        of: &["dra"],
+        permits: Permits::Uses(&["api"]),
+    },
+    Rule {
+        text: "nothing depends on the driver of Kubernetes",
+        of: &["dra"],
+        permits: Permits::UsedBy(&[]),
     },
     Rule {
         text: "nothing of the product depends on the bench but the command, and nothing on the tests",
