@@ -179,7 +179,7 @@ impl Accounting<'_> {
     /// answers. Otherwise waits until the GPU was taken back: the time from `from` on is a gap,
     /// and the next period begins at the moment that is returned as an error.
     fn known(&mut self, from: Moment, to: Moment) -> Result<Moment, Moment> {
-        let Err(reason) = self.host.gpu().answers(false) else {
+        let Err(reason) = self.host.gpu().answers() else {
             return Ok(to);
         };
         self.host.silent(from, &reason);
@@ -437,3 +437,7 @@ impl Accounting<'_> {
 fn window(from: Moment, to: Moment) -> Window {
     Window::starting(from, to.since(from))
 }
+
+#[cfg(test)]
+#[path = "accounting_tests.rs"]
+mod tests;

@@ -4,7 +4,7 @@
 
 pub(crate) mod accounts;
 #[cfg(test)]
-mod bench;
+pub(crate) mod bench;
 pub(crate) mod debts;
 mod departed;
 pub(crate) mod described;
@@ -17,7 +17,7 @@ pub(crate) mod peer;
 mod periods;
 pub(crate) mod recorder;
 #[cfg(test)]
-mod recording_gpu;
+pub(crate) mod recording_gpu;
 pub(crate) mod settings;
 mod silence;
 pub(crate) mod snapshot;
@@ -458,6 +458,6 @@ mod calls_tests;
 #[cfg(test)]
 mod figures_tests;
 #[cfg(test)]
-mod ledger_tests;
+pub(crate) mod ledger_tests;
 #[cfg(test)]
 mod loop_tests;

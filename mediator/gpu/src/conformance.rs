@@ -13,8 +13,8 @@ use vm_memory::GuestAddress;
 
 use crate::plain::{PlainChannel, PlainVm};
 use crate::{
-    COMPUTE, ChannelActivity, ChannelConfig, ChunkId, Direction, EngineReading, Gpu, MemoryEvent,
-    MoveError, MoveOrder, Order, Suspend, TenantMemory,
+    COMPUTE, ChannelActivity, ChannelConfig, ChunkId, Contexts, Direction, EngineReading, Gpu,
+    MemoryEvent, MoveError, MoveOrder, Order, Suspend, TenantMemory,
 };
 
 const A: TenantId = TenantId(1);
@@ -35,6 +35,8 @@ pub struct Checked<'a> {
     pub pass: &'a dyn Fn(),
     /// Makes a kernel that runs for this long.
     pub kernel: &'a dyn Fn(&PlainVm, Nanos) -> Command,
+    /// Silences the GPU (true), or makes it able to answer again; none if it cannot fall silent.
+    pub silence: Option<&'a dyn Fn(bool)>,
 }
 
 impl Checked<'_> {
@@ -52,6 +54,7 @@ impl Checked<'_> {
         self.a_tenant_that_leaves_frees_the_engine_and_its_name();
         self.memory_moves_only_where_nothing_runs();
         self.a_wait_ends_when_it_is_woken();
+        self.a_silent_gpu_says_so_and_is_taken_back_without_its_contexts();
     }
 
     fn wait(&self, what: &str, mut done: impl FnMut() -> bool) {
@@ -349,5 +352,36 @@ impl Checked<'_> {
             waiter.thread().unpark();
         });
         assert!(begin.elapsed() < Duration::from_secs(50));
+    }
+
+    fn a_silent_gpu_says_so_and_is_taken_back_without_its_contexts(&self) {
+        assert_eq!(self.gpu.answers(), Ok(()));
+        let Some(silence) = self.silence else {
+            return;
+        };
+        for _ in 0..2 {
+            let mut before = self.channel(A);
+            self.push_kernel(&mut before, Nanos::from_ms(200));
+            before.ring_watched(self.gpu);
+            let runs = || self.gpu.engine_status(COMPUTE).running == Some(A);
+            self.wait("start", runs);
+            silence(true);
+            self.wait("silence", || self.gpu.answers().is_err());
+            let since = self.gpu.now();
+            self.let_pass(A_WHILE);
+            assert_ne!(self.gpu.answers().unwrap_err(), "", "it stays silent");
+            silence(false);
+            self.wait("way back", || self.gpu.take_back() == Ok(Contexts::Gone));
+            assert_eq!(self.gpu.answers(), Ok(()));
+            // Nothing of before is left: no record, no work, no context.
+            let log = EngineReading::of(self.gpu).switches;
+            assert!(log.iter().all(|event| event.at >= since), "{log:?}");
+            assert!(log.iter().all(|event| event.state == EngineState::Idle));
+            assert!(!runs() && self.activity(A).is_empty());
+            assert!(self.gpu.open_channel(A, before.config).is_err());
+            self.gpu.destroy_context(A);
+            self.commands_finish_in_order_and_are_reported();
+            self.the_log_has_each_switch_once();
+        }
     }
 }

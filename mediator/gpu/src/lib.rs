@@ -233,6 +233,15 @@ pub struct Report {
     pub faults: BTreeMap<TenantId, BTreeMap<ErrorCode, u64>>,
 }
 
+/// Contexts of a GPU that was taken back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contexts {
+    /// They are as before.
+    Kept,
+    /// All are gone: the GPU was reset.
+    Gone,
+}
+
 /// Tenants, their channels and their modules.
 pub trait Channels: Send + Sync + fmt::Debug {
     /// Doorbell pages of the GPU's own for a new tenant, if it has some. They have to be mapped
@@ -399,13 +408,20 @@ pub trait Gpu: Channels + Suspension + Memory + Metering {
     }
 
     /// Checks that the sources of engine state are readable: called at the end of each period, and
-    /// what is after the last success is not known. With `take_back` a silent GPU is reset first:
-    /// its contexts are gone then, and its clock goes on.
+    /// what is after the last success is not known. A silent GPU stays so until it is taken back.
     ///
     /// # Errors
     /// Why it does not answer.
-    fn answers(&self, _take_back: bool) -> Result<(), String> {
+    fn answers(&self) -> Result<(), String> {
         Ok(())
+    }
+
+    /// Takes a silent GPU back, with a reset if it needs one. Its clock goes on.
+    ///
+    /// # Errors
+    /// Why it does not answer yet.
+    fn take_back(&self) -> Result<Contexts, String> {
+        self.answers().map(|()| Contexts::Kept)
     }
 }
 

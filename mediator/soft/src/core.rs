@@ -8,6 +8,7 @@
 //! Invariant: the log of every engine is a complete timeline, and the status registers always equal
 //! its last record.
 
+mod again;
 pub(crate) mod demand;
 pub(crate) mod dispatch;
 pub(crate) mod front_end;

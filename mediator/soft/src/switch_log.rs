@@ -28,10 +28,14 @@ impl SwitchLog {
             next_seq: [0; ENGINES],
             trace: None,
         };
-        for engine in 0..ENGINES {
-            log.push(now, engine, EngineState::Idle);
-        }
+        log.restart(now);
         log
+    }
+
+    /// Drops what was not read. Every engine is idle from `now` on.
+    pub(super) fn restart(&mut self, now: Moment) -> [SwitchEvent; ENGINES] {
+        self.records.clear();
+        std::array::from_fn(|engine| self.push(now, engine, EngineState::Idle))
     }
 
     /// From `at` on `engine` is in `state`.

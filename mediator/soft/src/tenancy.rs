@@ -19,7 +19,7 @@ use super::execute::context::Context;
 use super::memory::CardMemory;
 use super::registers::Registers;
 use turnstile_gpu::{
-    Allocation, Capabilities, ChannelActivity, ChannelConfig, Channels, DoorbellChange,
+    Allocation, Capabilities, ChannelActivity, ChannelConfig, Channels, Contexts, DoorbellChange,
     EngineReading, EngineStatus, Gpu, Memory, MemoryEvent, Metering, MoveError, MoveOrder, Order,
     Refusal, Report, Suspend, Suspension, TenantMemory, TenantResources,
 };
@@ -44,6 +44,16 @@ pub(super) trait Driver: Send + Sync + std::fmt::Debug {
     /// Waits for `length`, or until the core has a notice or the thread is woken; whether it had
     /// one.
     fn wait_for_notice(&self, length: Nanos) -> bool;
+
+    /// As [`Gpu::answers`].
+    fn answers(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// As [`Gpu::take_back`].
+    fn take_back(&self) -> Result<Contexts, String> {
+        Ok(Contexts::Kept)
+    }
 
     /// The context of a tenant.
     fn context(&self, tenant: TenantId) -> Result<Arc<Context>, Refusal> {
@@ -82,6 +92,14 @@ macro_rules! impl_gpu {
                     faults: self.with_core(|core| core.faults()),
                     ..Report::default()
                 }
+            }
+
+            fn answers(&self) -> Result<(), String> {
+                Driver::answers(self)
+            }
+
+            fn take_back(&self) -> Result<Contexts, String> {
+                Driver::take_back(self)
             }
         }
 

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test uses what it needs")]
 
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use turnstile_accounting::Nanos;
@@ -16,6 +17,7 @@ use turnstile_soft::{SoftConfig, SoftGpu};
 pub(crate) struct Bench {
     pub(crate) api: Option<Api>,
     daemon: Option<Daemon>,
+    soft: Option<Arc<SoftGpu>>,
     pub(crate) folder: tempfile::TempDir,
 }
 
@@ -29,6 +31,7 @@ impl Bench {
         let mut bench = Self {
             api: None,
             daemon: None,
+            soft: None,
             folder,
         };
         bench.start(change);
@@ -37,6 +40,17 @@ impl Bench {
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
+    }
+
+    /// The GPU.
+    pub(crate) fn soft(&self) -> &SoftGpu {
+        self.soft.as_ref().unwrap()
+    }
+
+    /// Periods that were accounted.
+    pub(crate) fn periods(&self) -> u64 {
+        let periods = self.daemon.as_ref().unwrap().periods();
+        periods[0].load(Ordering::Relaxed)
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
@@ -79,6 +93,7 @@ impl Bench {
             ..DaemonConfig::new(self.path("vmm.sock"))
         };
         let soft = Arc::new(SoftGpu::new(SoftConfig::default()).unwrap());
+        self.soft = Some(soft.clone());
         let daemon = Daemon::with_ledger(config, soft, Some(ledger)).unwrap();
         let config = ApiConfig {
             section,

@@ -7,6 +7,7 @@ mod document;
 mod http;
 mod requests;
 mod roles;
+mod silence;
 #[cfg(feature = "tls")]
 mod tls;
 

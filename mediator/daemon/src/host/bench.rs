@@ -180,6 +180,11 @@ pub(crate) type Used<'a> = &'a [(TenantId, u64)];
 
 /// A period of one compute engine and two copy engines.
 pub(crate) fn usage(from: Moment, used: [Used<'_>; 3]) -> Usage {
+    usage_over(from, PERIOD, used)
+}
+
+/// The same for a window of this length.
+pub(crate) fn usage_over(from: Moment, length: Nanos, used: [Used<'_>; 3]) -> Usage {
     let part = |(tenant, ms): &(TenantId, u64)| TenantUsage {
         tenant: *tenant,
         used_ns: Nanos::from_ms(*ms),
@@ -191,12 +196,12 @@ pub(crate) fn usage(from: Moment, used: [Used<'_>; 3]) -> Usage {
         engine: EngineId(id),
         tenants: used.iter().map(part).collect(),
         switching_ns: Nanos::ZERO,
-        idle_ns: Nanos(PERIOD.0 - used.iter().map(|(_, ms)| ms * 1_000_000).sum::<u64>()),
+        idle_ns: Nanos(length.0 - used.iter().map(|(_, ms)| ms * 1_000_000).sum::<u64>()),
         unobserved_ns: Nanos::ZERO,
         error_bound_ns: Nanos::ZERO,
     };
     Usage {
-        window: Window::starting(from, PERIOD),
+        window: Window::starting(from, length),
         signals: Signals::Events,
         engines: used.into_iter().zip(0..).map(engine).collect(),
         copied: None,

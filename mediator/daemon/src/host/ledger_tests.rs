@@ -9,12 +9,13 @@ use turnstile_accounting::store::{Selection, SqliteStore, Store};
 use super::bench::{Bench, PERIOD, usage};
 use super::recording_gpu::{Call, GATES};
 use super::*;
+use turnstile_gpu::Contexts;
 
 const MS: u64 = 1_000_000;
 /// TIMEOUT: of the writer on a busy disk.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn config(path: &Path, window_ms: u64) -> LedgerConfig {
+pub(crate) fn config(path: &Path, window_ms: u64) -> LedgerConfig {
     LedgerConfig {
         store: Arc::new(Mutex::new(Box::new(SqliteStore::create(path).unwrap()))),
         gpu: GpuIdentity {
@@ -27,7 +28,7 @@ fn config(path: &Path, window_ms: u64) -> LedgerConfig {
     }
 }
 
-fn entries(path: &Path) -> Vec<Entry> {
+pub(crate) fn entries(path: &Path) -> Vec<Entry> {
     let mut found = Vec::new();
     let mut store = SqliteStore::read(path).unwrap();
     let mut visit = |_: &_, entry| {
@@ -38,7 +39,7 @@ fn entries(path: &Path) -> Vec<Entry> {
     found
 }
 
-fn records(entries: &[Entry]) -> impl Iterator<Item = &TenantRecord> {
+pub(crate) fn records(entries: &[Entry]) -> impl Iterator<Item = &TenantRecord> {
     entries.iter().flat_map(|entry| match &entry.body {
         Body::Window { tenants, .. } => &tenants[..],
         Body::Gap { .. } => &[],
@@ -185,12 +186,15 @@ fn silent_gpu_is_a_gap_of_its_length_and_its_vms_connect_again() {
 }
 
 #[test]
-fn connection_of_a_vm_ends_when_the_gpu_was_reset() {
+fn connection_of_a_vm_ends_when_the_gpu_was_reset_alone() {
     let mut bench = Bench::new(GATES);
     let a = bench.open("a", 100);
-    bench.host.silent(Moment(0), "gone");
-    bench.host.retake().unwrap();
-    assert!(bench.gpu.hung_up(a));
+    for (taken_back, ends) in [(Contexts::Kept, false), (Contexts::Gone, true)] {
+        bench.host.silent(Moment(0), "gone");
+        bench.gpu.reported().taken_back = taken_back;
+        bench.host.retake().unwrap();
+        assert_eq!(bench.gpu.hung_up(a), ends, "{taken_back:?}");
+    }
     assert_eq!(bench.host.ledger_reason(), None);
 }
 

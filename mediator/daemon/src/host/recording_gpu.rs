@@ -8,14 +8,18 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use turnstile_abi::{CHUNK_BYTES, ErrorCode};
+use turnstile_accounting::meter::Worked;
 use turnstile_accounting::{EngineId, Moment, Nanos, TenantId};
 use turnstile_gpu::{
-    Allocation, Capabilities, ChannelActivity, ChannelConfig, Channels, ChunkId, DoorbellChange,
-    EngineReading, EngineStatus, Gpu, Memory, MemoryEvent, Metering, MoveError, MoveOrder,
-    MoveReport, Order, Refusal, Report, Suspend, Suspension, TenantMemory, TenantResources,
+    Allocation, Capabilities, ChannelActivity, ChannelConfig, Channels, ChunkId, Contexts,
+    DoorbellChange, EngineReading, EngineStatus, Gpu, Memory, MemoryEvent, Metering, MoveError,
+    MoveOrder, MoveReport, Order, Refusal, Report, Suspend, Suspension, TenantMemory,
+    TenantResources,
 };
 use turnstile_host::memory_file::memory_file;
 use turnstile_vmm::wire::{FrameReader, Read, ToVmm};
+
+use super::bench::usage_over;
 
 /// What the GPU was ordered, or a VMM was sent.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,7 +34,7 @@ pub(crate) enum Call {
 }
 
 /// What the GPU reports, as a test sets it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Reported {
     pub(crate) now: Moment,
     /// On the compute engine, and on each copy engine.
@@ -39,11 +43,30 @@ pub(crate) struct Reported {
     /// Bytes that each tenant holds, and may still allocate.
     pub(crate) held_bytes: Vec<(TenantId, u64)>,
     pub(crate) report: Report,
+    /// End of the last reading of a GPU with slices. Its engine works all the time.
+    pub(crate) read_at: Moment,
     pub(crate) silent: Option<String>,
+    pub(crate) taken_back: Contexts,
     /// Engine time of each chunk that moves, and bytes copied for it.
     pub(crate) move_takes: Nanos,
     pub(crate) move_copies: u64,
     pub(crate) events: Vec<MemoryEvent>,
+}
+
+impl Reported {
+    /// A window since the last reading, or since the GPU was silent.
+    fn read_slices(&mut self, reading: &mut EngineReading) {
+        let from = std::mem::replace(&mut self.read_at, self.now);
+        let length = self.now.since(from);
+        let goes_on = reading.at == from;
+        reading.at = self.now;
+        let tenant = self.running[0].filter(|_| goes_on && length > Nanos::ZERO);
+        reading.windows.extend(tenant.map(|tenant| Worked {
+            usage: usage_over(from, length, [&[(tenant, length.0 / 1_000_000)], &[], &[]]),
+            readings: Vec::new(),
+            split: false,
+        }));
+    }
 }
 
 #[derive(Debug)]
@@ -92,9 +115,17 @@ pub(crate) const MOVABLE: Capabilities = Capabilities {
 impl RecordingGpu {
     pub(crate) fn new(capabilities: Capabilities) -> Arc<Self> {
         let reported = Reported {
+            now: Moment(0),
+            running: [None; 3],
+            activity: Vec::new(),
+            held_bytes: Vec::new(),
+            report: Report::default(),
+            read_at: Moment(0),
+            silent: None,
+            taken_back: Contexts::Gone,
             move_takes: Nanos::from_us(10),
             move_copies: CHUNK_BYTES,
-            ..Reported::default()
+            events: Vec::new(),
         };
         Arc::new(Self {
             capabilities,
@@ -237,7 +268,11 @@ impl Metering for RecordingGpu {
         let own = reported.activity.iter().filter(|(of, _)| *of == tenant);
         channels.extend(own.map(|(_, activity)| *activity));
     }
-    fn read(&self, _: &mut EngineReading) {}
+    fn read(&self, reading: &mut EngineReading) {
+        if self.capabilities.time_slices {
+            self.reported().read_slices(reading);
+        }
+    }
     fn wake(&self) {
         self.record(Call::Woken);
     }
@@ -250,7 +285,10 @@ impl Gpu for RecordingGpu {
     fn report(&self) -> Report {
         self.reported().report.clone()
     }
-    fn answers(&self, _: bool) -> Result<(), String> {
+    fn answers(&self) -> Result<(), String> {
         self.reported().silent.clone().map_or(Ok(()), Err)
+    }
+    fn take_back(&self) -> Result<Contexts, String> {
+        self.answers().map(|()| self.reported().taken_back)
     }
 }

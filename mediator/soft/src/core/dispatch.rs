@@ -448,13 +448,6 @@ impl Core {
         }
     }
 
-    /// Requests a stop of all work on engines.
-    pub(crate) fn stop_all(&mut self) {
-        for load in self.engines.iter().filter_map(Engine::load) {
-            load.stop.end();
-        }
-    }
-
     /// Whether one of the tenant's commands on an engine is known to touch these addresses.
     pub(crate) fn in_use(&self, tenant: TenantId, range: &std::ops::Range<u64>) -> bool {
         let loads = self.engines.iter().filter_map(Engine::load);

@@ -1,7 +1,7 @@
 //! Work of engines, and its outcomes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use turnstile_abi::{CopyDirection, ErrorCode, Launch};
 use turnstile_accounting::{Moment, Nanos};
@@ -138,6 +138,8 @@ pub(crate) struct Stop {
     pub(crate) ended: AtomicBool,
     pub(crate) timed_out: AtomicBool,
     pub(crate) pause: AtomicBool,
+    /// When the driver first saw that the work has to end.
+    pub(crate) known_since: OnceLock<Moment>,
 }
 
 impl Stop {

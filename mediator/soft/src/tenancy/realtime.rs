@@ -23,13 +23,14 @@ use turnstile_accounting::{Moment, Nanos};
 use super::Driver;
 use crate::address_space::swap::Swap;
 use crate::board::Board;
-use crate::config::{ENGINES, SoftConfig};
+use crate::config::{COMPUTE, ENGINES, SoftConfig};
 use crate::core::{Core, Watched};
 use crate::execute::clock::Clock;
 use crate::execute::execute;
 use crate::execute::work::{Outcome, Start};
 use crate::memory::CardMemory;
 use crate::registers::Registers;
+use turnstile_gpu::Contexts;
 use turnstile_gpu::pace::pause;
 use turnstile_host::confine;
 
@@ -62,7 +63,25 @@ struct State {
     watcher_until: Option<Moment>,
     watcher_knows: u64,
     ending: bool,
+    /// Number of times that the GPU was taken back. A thread of an earlier one ends.
+    generation: u64,
+    /// The engine of which the thread has to end as by a bug.
+    broken: Option<usize>,
 }
+
+impl State {
+    /// Whether a thread of this generation has to end.
+    fn is_over(&self, generation: u64) -> bool {
+        self.ending || self.generation != generation
+    }
+}
+
+/// A stopped command that still executes after this time occupies its engine for good. TIMEOUT:
+/// threads check for it each few milliseconds, and a busy machine may not run them for seconds.
+const STUCK_AFTER: Nanos = Nanos::from_ms(5_000);
+
+/// Threads of a GPU: those of the engines, and the watcher.
+const THREADS: [&str; ENGINES + 1] = ["gpu-compute", "gpu-copy0", "gpu-copy1", "gpu-watch"];
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -100,10 +119,10 @@ impl Shared {
     }
 
     /// An engine's thread.
-    fn engine(&self, index: usize) {
+    fn engine(&self, index: usize, generation: u64) {
         let mut state = self.lock();
         loop {
-            if state.ending {
+            if state.is_over(generation) || state.broken == Some(index) {
                 return;
             }
             let Some(start) = state.inbox[index].take() else {
@@ -124,6 +143,9 @@ impl Shared {
             let Start { work, context, .. } = start;
             drop(work);
             state = self.lock();
+            if state.is_over(generation) || state.broken == Some(index) {
+                return;
+            }
             self.drive(&mut state, |core, now| {
                 core.finished(now, index, outcome);
                 core.front_end(now);
@@ -136,12 +158,12 @@ impl Shared {
     }
 
     /// The watcher's thread.
-    fn watch(&self) {
+    fn watch(&self, generation: u64) {
         let mut watched = Vec::new();
         let mut last_news = self.clock.now();
         loop {
             let mut state = self.lock();
-            if state.ending {
+            if state.is_over(generation) {
                 return;
             }
             state.watcher_until = None;
@@ -198,7 +220,7 @@ impl Shared {
 #[derive(Debug)]
 pub struct SoftGpu {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl SoftGpu {
@@ -259,34 +281,49 @@ impl SoftGpu {
                 watcher_until: None,
                 watcher_knows: 0,
                 ending: false,
+                generation: 0,
+                broken: None,
             }),
             begin: Default::default(),
         });
         // From here on a failure drops the GPU, which ends the threads that there are.
-        let mut gpu = Self {
+        let gpu = Self {
             shared,
-            threads: Vec::new(),
+            threads: Mutex::default(),
         };
-        for (index, name) in ["gpu-compute", "gpu-copy0", "gpu-copy1"].iter().enumerate() {
-            let shared = gpu.shared.clone();
-            gpu.spawn(name, move || shared.engine(index))?;
-        }
-        let shared = gpu.shared.clone();
-        let watcher = gpu.spawn("gpu-watch", move || shared.watch())?;
-        gpu.shared.lock().watcher = Some(watcher);
+        gpu.start()?;
         Ok(gpu)
     }
 
-    fn spawn(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
-        let thread = thread::Builder::new()
-            .name(name.to_owned())
-            .spawn(move || {
+    /// Ends the compute engine's thread as a bug in it would, for tests of a GPU that falls silent.
+    pub fn break_engine(&self) {
+        self.shared.lock().broken = Some(COMPUTE);
+        self.shared.begin[COMPUTE].notify_all();
+    }
+
+    fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the threads of the present generation.
+    fn start(&self) -> io::Result<()> {
+        let generation = self.shared.lock().generation;
+        for (index, name) in THREADS.iter().enumerate() {
+            let shared = self.shared.clone();
+            let run = move || {
                 confine::enter(confine::Role::Engine);
-                run();
-            })?;
-        let handle = thread.thread().clone();
-        self.threads.push(thread);
-        Ok(handle)
+                match index {
+                    ENGINES => shared.watch(generation),
+                    engine => shared.engine(engine, generation),
+                }
+            };
+            let thread = thread::Builder::new().name((*name).to_owned()).spawn(run)?;
+            if index == ENGINES {
+                self.shared.lock().watcher = Some(thread.thread().clone());
+            }
+            self.threads().push(thread);
+        }
+        Ok(())
     }
 }
 
@@ -331,6 +368,44 @@ impl Driver for SoftGpu {
         }
         shared.noticed.swap(false, Ordering::AcqRel)
     }
+
+    /// Its threads live, and none keeps an engine after its work was stopped.
+    fn answers(&self) -> Result<(), String> {
+        let threads = self.threads();
+        for (index, name) in THREADS.iter().enumerate() {
+            if threads.get(index).is_none_or(JoinHandle::is_finished) {
+                return Err(format!("Its thread {name} has ended"));
+            }
+        }
+        let stopped = self.drive(Core::stopped_since);
+        for (name, since) in THREADS.iter().zip(stopped) {
+            if since.is_some_and(|since| self.clock().since(since) > STUCK_AFTER) {
+                return Err(format!("Its thread {name} does not stop a command"));
+            }
+        }
+        Ok(())
+    }
+
+    /// With a new core and new threads. A thread that is stuck keeps what it uses, and ends when it
+    /// returns.
+    fn take_back(&self) -> Result<Contexts, String> {
+        let mut state = self.shared.lock();
+        let before = state.core.replace(self.shared.clock.now());
+        state.generation += 1;
+        state.broken = None;
+        state.inbox = Default::default();
+        state.starts.clear();
+        state.watcher_until = None;
+        let watcher = state.watcher.take();
+        drop(state);
+        self.shared.begin.iter().for_each(Condvar::notify_all);
+        watcher.iter().for_each(Thread::unpark);
+        // Giving its memory back takes long.
+        drop(before);
+        self.threads().clear();
+        self.start().map_err(|error| error.to_string())?;
+        Driver::answers(self).map(|()| Contexts::Gone)
+    }
 }
 
 impl Drop for SoftGpu {
@@ -347,7 +422,7 @@ impl Drop for SoftGpu {
         if let Some(watcher) = watcher {
             watcher.unpark();
         }
-        for thread in self.threads.drain(..) {
+        for thread in self.threads().drain(..) {
             // Its panic, if it had one, was reported when it happened.
             let _ = thread.join();
         }

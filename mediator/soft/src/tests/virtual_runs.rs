@@ -5,6 +5,8 @@ use turnstile_accounting::{EngineId, EngineState, Moment, SwitchEvent};
 
 use super::timeline::totals;
 use super::*;
+use crate::core::Core;
+use crate::tenancy::Driver as _;
 use crate::{COMPUTE, CostModel, Kernels, SoftConfig, VirtualGpu};
 use turnstile_gpu::Suspend;
 
@@ -359,4 +361,24 @@ fn a_suspended_tenants_fences_come_though() {
     gpu.carry_out(&[Order::Suspend(A)]);
     gpu.run_until_quiet(Moment(1_000));
     assert_eq!((channel.fence().at_ns, channel.state().get), (100, 2));
+}
+
+#[test]
+fn command_that_was_stopped_is_known_since_when_until_its_engine_is_free() {
+    let gpu = VirtualGpu::new(SoftConfig {
+        kernels: Kernels::GivenLength,
+        ..SoftConfig::default()
+    });
+    let mut channel = channel(&gpu, A, 8);
+    channel.push(&kernel(&channel.vm, Nanos::from_ms(5)));
+    channel.ring_watched(&gpu);
+    gpu.advance_to(Moment(1_000_000));
+    let since = |at| gpu.with_core(|core| core.stopped_since(Moment(at)));
+    assert_eq!(since(1_000_000), [None; 3], "it runs");
+    gpu.with_core(Core::stop_all);
+    for at in [2_000_000, 3_000_000] {
+        assert_eq!(since(at), [Some(Moment(2_000_000)), None, None]);
+    }
+    gpu.advance_to(Moment(10_000_000));
+    assert_eq!(since(10_000_000), [None; 3], "it has ended");
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use turnstile_accounting::{EngineState, SwitchEvent};
-use turnstile_gpu::EngineReading;
+use turnstile_gpu::{Contexts, EngineReading};
 
 use super::*;
 
@@ -20,18 +20,18 @@ fn device_off_the_bus_is_silent_until_it_was_reset_and_its_clock_goes_on() {
     let bus = Arc::new(FakeBus::new(PciGpu::new(config()).unwrap()));
     let altered = Arc::new(Altered::new(bus, all_ones));
     let gpu = VfioGpu::new(altered).unwrap();
-    assert_eq!(gpu.answers(false), Ok(()));
+    assert_eq!(gpu.answers(), Ok(()));
     let _before = channel(&gpu, A);
     OFF_THE_BUS.store(true, Ordering::Relaxed);
-    let reason = gpu.answers(false).unwrap_err();
+    let reason = gpu.answers().unwrap_err();
     assert!(reason.contains("off the bus"), "{reason}");
-    assert!(gpu.answers(true).is_err());
-    assert!(gpu.answers(false).is_err());
+    assert!(gpu.take_back().is_err());
+    assert!(gpu.answers().is_err());
     let at = gpu.now();
     OFF_THE_BUS.store(false, Ordering::Relaxed);
-    assert!(gpu.answers(false).is_err(), "its contexts are not known");
-    gpu.answers(true).unwrap();
-    assert_eq!(gpu.answers(false), Ok(()));
+    assert!(gpu.answers().is_err(), "its contexts are not known");
+    assert_eq!(gpu.take_back(), Ok(Contexts::Gone));
+    assert_eq!(gpu.answers(), Ok(()));
     assert!(gpu.now() >= at);
     // The context of before is gone; the same tenant can enter.
     gpu.destroy_context(A);
@@ -50,6 +50,19 @@ fn device_off_the_bus_is_silent_until_it_was_reset_and_its_clock_goes_on() {
 }
 
 #[test]
+fn device_that_was_off_the_bus_conforms() {
+    static GONE: AtomicBool = AtomicBool::new(false);
+    let alter = |_, _, data: &mut [u8]| {
+        if GONE.load(Ordering::Relaxed) {
+            data.fill(0xff);
+        }
+    };
+    let bus = Arc::new(FakeBus::new(PciGpu::new(config()).unwrap()));
+    let gpu = VfioGpu::new(Arc::new(Altered::new(bus, alter))).unwrap();
+    conforms_silenced(&gpu, Some(&|gone| GONE.store(gone, Ordering::Relaxed)));
+}
+
+#[test]
 fn server_that_ends_is_found_at_once() {
     let device = PciGpu::new(config()).unwrap();
     let (server, client) = UnixStream::pair().unwrap();
@@ -58,13 +71,9 @@ fn server_that_ends_is_found_at_once() {
         scope.spawn(|| serve_client(&device, server));
         let bus = UserBus::over(Client::over(client).unwrap(), "/nonexistent".into()).unwrap();
         let gpu = VfioGpu::new(Arc::new(bus)).unwrap();
-        assert_eq!(gpu.answers(false), Ok(()));
+        assert_eq!(gpu.answers(), Ok(()));
         end.shutdown(std::net::Shutdown::Both).unwrap();
-        assert!(gpu.answers(false).is_err());
-        assert!(
-            gpu.answers(true)
-                .unwrap_err()
-                .contains("No device is served")
-        );
+        assert!(gpu.answers().is_err());
+        assert!(gpu.take_back().unwrap_err().contains("No device is served"));
     });
 }
