@@ -180,6 +180,11 @@ impl RmClient {
         Ok(info.device)
     }
 
+    /// The GPU's number.
+    pub(crate) const fn index(&self) -> u32 {
+        self.index
+    }
+
     /// The client itself, as an object.
     pub const fn client(&self) -> Handle {
         self.client

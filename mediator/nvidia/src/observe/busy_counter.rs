@@ -48,6 +48,11 @@ impl BusyCounter {
         Ok(Self { page })
     }
 
+    /// The word of its setting, which does not change.
+    pub(crate) fn setting(&self) -> Option<u32> {
+        self.page.word(CONTROL)
+    }
+
     /// The count; none if it may not be read.
     pub(crate) fn read(&self) -> Option<u32> {
         // A count may look like a refusal: only a refusal stays.

@@ -106,6 +106,13 @@ impl ContextSwitches {
         self.next_event += 1;
     }
 
+    /// Another log follows, which numbers its records by itself.
+    pub(crate) fn begin_anew(&mut self) {
+        self.lose();
+        self.next_record = None;
+        self.stopped.clear();
+    }
+
     /// All records up to `until` were read.
     pub(crate) fn settle(&mut self, until: Moment) {
         if let Occupant::None { saved } = self.occupant

@@ -86,6 +86,11 @@ impl Engine {
         self.page.read(self.row.status()).map(EngineStatus)
     }
 
+    /// The word of its status.
+    pub(crate) fn word(&self) -> Option<u32> {
+        self.page.word(self.row.status())
+    }
+
     /// A register of its runlist, by its place.
     pub(crate) fn runlist_register(&self, at: u32) -> Option<u32> {
         self.page.read(self.row.runlist + at)

@@ -15,6 +15,7 @@ pub mod channel_status;
 pub(crate) mod context_switches;
 pub(crate) mod copy_engines;
 pub(crate) mod engine_status;
+pub(crate) mod log_watch;
 pub(crate) mod page;
 #[cfg(test)]
 mod replay_tests;
@@ -30,7 +31,7 @@ use channel_status::ChannelTable;
 use copy_engines::{CopyEngine, Token};
 use engine_status::Engine;
 pub(crate) use engine_status::Group;
-use page::Bar;
+use page::{Bar, unreadable};
 
 /// Something that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -142,6 +143,15 @@ impl Signals {
     /// The busy counter's count; none without one.
     pub(crate) fn busy_count(&self) -> Option<u32> {
         self.busy.as_ref().ok().and_then(BusyCounter::read)
+    }
+
+    /// Why the registers show nothing of the GPU any more; none while they do.
+    pub(crate) fn silence(&self) -> Option<String> {
+        let status = self.compute.as_ref().and_then(Engine::word);
+        // A status may look like a refusal, a setting does not.
+        let status = status.filter(|word| *word == u32::MAX);
+        let setting = self.busy.as_ref().ok().and_then(BusyCounter::setting);
+        setting.into_iter().chain(status).find_map(unreadable)
     }
 
     /// The channel group on the compute engine, if one is and none is being switched, and whether

@@ -29,6 +29,20 @@ pub(crate) fn readable(word: u32) -> Option<u32> {
     (word >> 16 != REFUSED && !gone).then_some(word)
 }
 
+/// Why a setting that was readable cannot be this word. SOURCE: PCI Express Base Specification,
+/// 2.3.2, for a device that is gone; 0xbad0 to 0xbadf begin what is read in place of a register.
+pub(crate) fn unreadable(word: u32) -> Option<String> {
+    match word {
+        u32::MAX => Some(
+            "Its registers read as all ones: it is off the bus (Xid 79 in the kernel's log)".into(),
+        ),
+        _ if word >> 20 == REFUSED >> 4 => Some(format!(
+            "Its registers read as {word:#x}: they may not be read"
+        )),
+        _ => None,
+    }
+}
+
 /// All registers of a client's GPU.
 #[derive(Debug)]
 pub(crate) struct Bar<'a> {
@@ -68,10 +82,14 @@ pub(crate) struct Page {
 impl Page {
     /// Reads a register; none if it is elsewhere or may not be read.
     pub(crate) fn read(&self, register: u32) -> Option<u32> {
+        self.word(register).and_then(readable)
+    }
+
+    /// What is read of a register; none if it is elsewhere.
+    pub(crate) fn word(&self, register: u32) -> Option<u32> {
         let at = register.checked_sub(self.from)?;
         // CAST: within a page.
-        let word = self.pages.read(at as usize)?;
-        readable(u32::from_le_bytes(word))
+        self.pages.read(at as usize).map(u32::from_le_bytes)
     }
 }
 
@@ -84,5 +102,15 @@ mod tests {
         assert_eq!(readable(0xbadf_5040), None);
         assert_eq!(readable(u32::MAX), None, "the GPU is gone");
         assert_eq!(readable(0x0124_2001), Some(0x0124_2001));
+    }
+
+    #[test]
+    fn words_in_place_of_a_setting_are_reasons() {
+        assert!(unreadable(u32::MAX).unwrap().contains("off the bus"));
+        for word in [0xbad0_0100, 0xbadf_5040, 0xbad1_1234] {
+            assert!(unreadable(word).unwrap().contains(&format!("{word:#x}")));
+        }
+        assert_eq!(unreadable(2), None);
+        assert_eq!(unreadable(0xbae0_0000), None);
     }
 }

@@ -19,8 +19,32 @@ use turnstile_accounting::{Moment, Nanos, TenantId, Window};
 use turnstile_gpu::COMPUTE;
 
 use super::context_switches::{ContextSwitches, Owner};
+use super::log_watch::LogWatch;
 use crate::events::{Change, SwitchRecord};
 use crate::models::Edges;
+
+const RECORDINGS: [(&str, &str); 5] = [
+    (
+        "full queues",
+        include_str!("recordings/h100-200us-deep+2ms-deep-1-1.txt"),
+    ),
+    (
+        "full queues, 1:3",
+        include_str!("recordings/h100-2ms-deep+200us-deep-1-3.txt"),
+    ),
+    (
+        "launch and wait",
+        include_str!("recordings/h100-200us+2ms-1-1.txt"),
+    ),
+    (
+        "kernels longer than a slice",
+        include_str!("recordings/h100-50us+50ms-1-1.txt"),
+    ),
+    (
+        "four tenants",
+        include_str!("recordings/h100-50us+200us+2ms+50ms-1-1-1-1.txt"),
+    ),
+];
 
 const STEP_NS: u64 = 10_000_000;
 
@@ -138,30 +162,51 @@ fn worst_error_percent(recording: &str) -> f64 {
     errors.fold(0.0, f64::max)
 }
 
+/// The polls of a recording: when, the tenant on the engine, and whether the log had a record.
+fn polls(recording: &str) -> Vec<(Moment, Option<TenantId>, bool)> {
+    let mut polls: Vec<(Moment, Option<TenantId>, bool)> = Vec::new();
+    for line in recording.lines() {
+        let mut words = line.split_whitespace();
+        let words = &mut words;
+        match (words.next(), polls.last_mut()) {
+            (Some("busy"), _) => polls.push((Moment(next(words)), None, false)),
+            (Some("read"), Some((_, on, _))) => *on = Some(TenantId(next(words))),
+            (Some("active" | "saved"), Some((_, _, logged))) => *logged = true,
+            _ => {}
+        }
+    }
+    polls
+}
+
+/// The log of each recording is complete. One that was cut off is silent a second later.
+#[test]
+fn log_that_stops_while_tenants_take_turns_is_silent_and_known_until_then() {
+    for (name, recording) in RECORDINGS {
+        let polls = polls(recording);
+        let mut watch = LogWatch::default();
+        for (at, on, logged) in &polls {
+            watch.take(*at, *on, *logged);
+            assert_eq!(watch.silence(), None, "{name}");
+            let known = watch.known_until().unwrap_or(*at);
+            assert!(at.since(known) < Nanos::from_ms(200), "{name}");
+        }
+        let cut = polls[0].0 + Nanos::from_ms(500);
+        let mut watch = LogWatch::default();
+        let mut rest = polls.iter();
+        let found = rest.find(|(at, on, logged)| {
+            watch.take(*at, *on, *logged && *at < cut);
+            watch.silence().is_some()
+        });
+        let (at, ..) = found.unwrap_or_else(|| panic!("{name} is not silent"));
+        assert!(at.since(cut) < Nanos::from_ms(1_400), "{name}: {at:?}");
+        let known = watch.known_until().expect("a time");
+        assert!(known.0.abs_diff(cut.0) < 200_000_000, "{name}: {known:?}");
+    }
+}
+
 #[test]
 fn charges_are_within_one_percent_of_the_engine() {
-    for (name, recording) in [
-        (
-            "full queues",
-            include_str!("recordings/h100-200us-deep+2ms-deep-1-1.txt"),
-        ),
-        (
-            "full queues, 1:3",
-            include_str!("recordings/h100-2ms-deep+200us-deep-1-3.txt"),
-        ),
-        (
-            "launch and wait",
-            include_str!("recordings/h100-200us+2ms-1-1.txt"),
-        ),
-        (
-            "kernels longer than a slice",
-            include_str!("recordings/h100-50us+50ms-1-1.txt"),
-        ),
-        (
-            "four tenants",
-            include_str!("recordings/h100-50us+200us+2ms+50ms-1-1-1-1.txt"),
-        ),
-    ] {
+    for (name, recording) in RECORDINGS {
         let error = worst_error_percent(recording);
         println!("{name}: {error:.2} % of the engine");
         assert!(error <= 1.0, "{name}: {error:.2}");

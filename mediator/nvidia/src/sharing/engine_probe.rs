@@ -8,7 +8,6 @@
 //! poll, as records come up to [`SETTLED`] late; [`SHOWN`] where the log was not flushed.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use turnstile_accounting::meter::{Case, WorkedMeter};
@@ -22,6 +21,7 @@ use crate::events::{Change, EventLog, SwitchRecord};
 use crate::groups::Groups as EngineGroups;
 use crate::models::Edges;
 use crate::observe::context_switches::{ContextSwitches, Owner};
+use crate::observe::log_watch::LogWatch;
 use crate::observe::{BusyTime, Group, Signals};
 use crate::rm::{RmClient, RmError};
 use crate::tenant::control_files::ControlFiles;
@@ -62,8 +62,14 @@ struct Open {
 /// Reads the engine.
 #[derive(Debug)]
 pub(super) struct EngineProbe {
-    client: Arc<RmClient>,
+    /// The log is its, and ends with it.
+    client: RmClient,
     log: EventLog,
+    /// Records that logs before this one lost, and that found no room in them.
+    lost_before: (u64, u64),
+    watch: LogWatch,
+    /// Why the log could not be read at the last poll.
+    refused: Option<String>,
     signals: Signals,
     switches: ContextSwitches,
     meter: WorkedMeter,
@@ -90,15 +96,13 @@ pub(super) struct EngineProbe {
 }
 
 impl EngineProbe {
-    pub(super) fn new(
-        client: Arc<RmClient>,
-        log: EventLog,
-        signals: Signals,
-        edges: Edges,
-    ) -> Self {
+    pub(super) fn new((client, log): (RmClient, EventLog), signals: Signals, edges: Edges) -> Self {
         Self {
             client,
             log,
+            lost_before: (0, 0),
+            watch: LogWatch::default(),
+            refused: None,
             signals,
             switches: ContextSwitches::new(edges),
             meter: WorkedMeter::new(COMPUTE),
@@ -120,6 +124,30 @@ impl EngineProbe {
             switched: 0,
             split: 0,
         }
+    }
+
+    /// Why the engine is not known any more; none while its sources answer.
+    pub(super) fn silence(&self) -> Option<String> {
+        let log = || self.refused.clone().or_else(|| self.watch.silence());
+        self.signals.silence().or_else(log)
+    }
+
+    /// Goes on with another log, after a time of which nothing is known.
+    ///
+    /// # Errors
+    /// Why the registers still do not answer.
+    pub(super) fn begin_anew(&mut self, log: (RmClient, EventLog)) -> Result<(), String> {
+        self.signals.silence().map_or(Ok(()), Err)?;
+        self.lost_before = self.losses();
+        // The log of before is freed with its client.
+        (self.client, self.log) = log;
+        self.switches.begin_anew();
+        self.meter.lost();
+        self.watch = LogWatch::default();
+        self.busy = BusyTime::default();
+        self.open.clear();
+        (self.refused, self.last) = (None, None);
+        Ok(())
     }
 
     /// A tenant appears with its first process.
@@ -188,15 +216,13 @@ impl EngineProbe {
     }
 
     /// Polls at `now`. A tenant that `requests` has a request that needs its memory, which is work.
-    ///
-    /// # Errors
-    /// If the log cannot be read. Then nothing of it is known until the next poll.
+    /// If the log cannot be read, nothing of it is known until it is replaced.
     pub(super) fn poll(
         &mut self,
         now: impl Fn() -> Moment,
         requests: impl Fn(TenantId) -> bool,
         reading: &mut EngineReading,
-    ) -> Result<(), RmError> {
+    ) {
         let work = Work::begin();
         reading.windows.clear();
         let count = self.signals.busy_count();
@@ -226,9 +252,10 @@ impl EngineProbe {
         // The records of an own turn, and before one, are needed at once.
         let any_held = self.tenants.values().any(|of| of.state.needs_lease());
         let exact = reading.exact || any_held;
-        let log = Work::brief();
-        let read = self.read_log(exact);
+        let (log, switched) = (Work::brief(), self.switched);
+        self.refused = self.read_log(exact).err().map(|error| error.to_string());
         self.log_reads.add(&log);
+        self.watch.take(at, group, self.switched > switched);
         let agree = self.learn_group(group);
         if let Some(from) = self.last.replace(at)
             && at > from
@@ -247,7 +274,8 @@ impl EngineProbe {
             (true, false) => Moment(at.0.saturating_sub(SETTLED.0)),
             (false, _) => Moment(at.0.saturating_sub(SHOWN.0)),
         };
-        self.close(settled, reading);
+        let known = self.watch.known_until().unwrap_or(settled);
+        self.close(settled.min(known), reading);
         let seen = |(tenant, of): (&TenantId, &Tenant)| Seen {
             tenant: *tenant,
             has_work: of.has_work,
@@ -256,7 +284,6 @@ impl EngineProbe {
         };
         reading.tenants = self.tenants.iter().map(seen).collect();
         self.polls.add(&work);
-        read
     }
 
     /// Whether several tenants that may run have work.
@@ -462,7 +489,11 @@ impl EngineProbe {
 
     /// Records that the log lost, and that found no room.
     pub(super) fn losses(&self) -> (u64, u64) {
-        (self.log.losses().missing, self.log.dropped())
+        let (missing, dropped) = self.lost_before;
+        (
+            missing + self.log.losses().missing,
+            dropped + self.log.dropped(),
+        )
     }
 }
 

@@ -31,6 +31,12 @@ impl Holds {
         (held || before).then_some(held)
     }
 
+    /// Tenants that are held for a reason.
+    pub fn of(&self, reason: Reason) -> impl Iterator<Item = TenantId> + '_ {
+        let for_it = move |(tenant, of): &(TenantId, Reason)| (*of == reason).then_some(*tenant);
+        self.0.iter().filter_map(for_it)
+    }
+
     /// A tenant is gone.
     pub fn forget(&mut self, tenant: TenantId) {
         self.0.retain(|(of, _)| *of != tenant);
@@ -60,6 +66,8 @@ mod tests {
         assert_eq!(holds.set(A, Reason::Memory, false), Some(false));
         assert_eq!(holds.set(A, Reason::Memory, false), None);
         holds.set(A, Reason::Memory, true);
+        assert_eq!(holds.of(Reason::Rule).count(), 0);
+        assert_eq!(holds.of(Reason::Memory).collect::<Vec<_>>(), [A]);
         holds.forget(A);
         assert_eq!(holds.set(A, Reason::Memory, false), None);
     }

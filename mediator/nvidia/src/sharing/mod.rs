@@ -25,10 +25,10 @@ use std::thread::JoinHandle;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use turnstile_accounting::{EngineId, Moment, Nanos, TenantId};
 use turnstile_gpu::{
-    Allocation, COMPUTE, Capabilities, ChannelActivity, ChannelConfig, Channels, DoorbellChange,
-    EngineReading, EngineStatus, Gpu, Memory, MemoryEvent, Metering, MoveError, MoveOrder, Order,
-    ProgramEvent, ProgramRefusal, Refusal, Report, Suspension, TenantMemory, TenantResources,
-    Untracked,
+    Allocation, COMPUTE, Capabilities, ChannelActivity, ChannelConfig, Channels, Contexts,
+    DoorbellChange, EngineReading, EngineStatus, Gpu, Memory, MemoryEvent, Metering, MoveError,
+    MoveOrder, Order, ProgramEvent, ProgramRefusal, Refusal, Report, Suspension, TenantMemory,
+    TenantResources, Untracked,
 };
 use turnstile_host::process;
 use turnstile_vmm::wire::ObjectChange;
@@ -47,6 +47,7 @@ use engine_probe::EngineProbe;
 pub use holds::{Holds, Reason};
 pub use moving::Moving;
 pub use start::NvidiaError;
+use start::open_log;
 
 /// Lock order: `holds`, `preemptor`, `probe`, `clock`. The locks of the working sets are taken
 /// while none of these is held.
@@ -90,6 +91,14 @@ impl Shared {
             worker.set_suspended(true);
         }
         self.executor.submit(tenant, held);
+    }
+
+    /// Releases all tenants that the rule holds.
+    fn release_all(&self) {
+        let held: Vec<TenantId> = lock(&self.holds).of(Reason::Rule).collect();
+        for tenant in held {
+            self.hold(tenant, Reason::Rule, false);
+        }
     }
 
     /// Tenants that have work which their channels do not show: commands that the worker of a VM
@@ -174,6 +183,25 @@ impl Gpu for SharedGpu {
             untracked: unknown.filter(|(pid, _)| strange(pid)).map(of).collect(),
             ..Report::default()
         }
+    }
+
+    fn answers(&self) -> Result<(), String> {
+        let silence = lock(&self.shared.probe).silence();
+        silence.map_or(Ok(()), |reason| {
+            // Nothing is known by which the rule could let them go.
+            self.shared.release_all();
+            Err(reason)
+        })
+    }
+
+    /// With another log. A GPU that was lost has to be reset by the vendor's tools, which takes a
+    /// restart of the daemon: the driver does not open it for another client before.
+    fn take_back(&self) -> Result<Contexts, String> {
+        let shared = &self.shared;
+        let log = open_log(shared.client.index(), &shared.driver);
+        let log = log.map_err(|error| error.to_string())?;
+        lock(&shared.probe).begin_anew(log)?;
+        Ok(Contexts::Kept)
     }
 }
 
@@ -377,9 +405,7 @@ impl Metering for SharedGpu {
         let with_requests = shared.with_requests();
         let requests = |tenant| with_requests.contains(&tenant);
         let mut probe = lock(&shared.probe);
-        if let Err(error) = probe.poll(|| shared.now(), requests, reading) {
-            log::error!("{error}");
-        }
+        probe.poll(|| shared.now(), requests, reading);
     }
 
     /// Orders that were given since the last reading are carried out first.

@@ -23,7 +23,7 @@ use crate::probe::CudaError;
 use crate::programs::{ProgramChunks, ProgramMemory};
 use crate::rm::{RmClient, RmError};
 use crate::sys::Cuda;
-use crate::version::{self, VersionError};
+use crate::version::{self, DriverAbi, VersionError};
 use crate::vms::Vms;
 use crate::worker::{Facts, WorkerConfig};
 
@@ -74,6 +74,13 @@ fn facts(index: u32) -> Result<Facts, CudaError> {
     })
 }
 
+/// A context-switch log of GPU `index`, with the client that it ends with.
+pub(super) fn open_log(index: u32, driver: &DriverAbi) -> Result<(RmClient, EventLog), RmError> {
+    let client = RmClient::open(index)?;
+    let log = EventLog::start(&client, driver)?;
+    Ok((client, log))
+}
+
 impl SharedGpu {
     /// Shares the GPU that `config` names. `watchdog` starts a process that ends up in
     /// [`crate::hold::watchdog::serve`], `worker` one that ends up in [`crate::worker::run`]. With
@@ -95,7 +102,7 @@ impl SharedGpu {
         let driver = version::detect()?;
         let client = Arc::new(RmClient::open(index)?);
         let facts = facts(index)?;
-        let log = EventLog::start(&client, &driver)?;
+        let log = open_log(index, &driver)?;
         let clock = GpuClock::start(&client, &driver)?;
         let signals = if registers {
             Signals::of(index)?
@@ -110,7 +117,7 @@ impl SharedGpu {
             log::warn!("{reason}; resident time is charged, or work is assumed, in its place");
         }
         let edges = models::of(index).edges;
-        let mut probe = EngineProbe::new(client.clone(), log, signals, edges);
+        let mut probe = EngineProbe::new(log, signals, edges);
         probe.set_preemptor(preemptor.as_ref().and_then(Preemptor::pid));
         let chunks = ProgramChunks::default();
         // What all programs may have together.
