@@ -19,6 +19,8 @@
 mod orders;
 mod period;
 mod poll;
+#[cfg(test)]
+mod polled_tests;
 mod standing;
 #[cfg(test)]
 mod tests;
