@@ -218,9 +218,10 @@ impl Session {
             let (region, file) = (memory.region, memory.file.try_clone()?);
             let message = |id| ToDaemon::MapMemory { id, region };
             // The device works without this memory: commands that name it fail. A VMM that got an
-            // error might end.
+            // error might end. The daemon does not know it when it is given back.
             if let Some(text) = self.change(message, vec![file.into()]) {
                 self.warn(format_args!("memory is not taken: {text}"));
+                maps.refused(region.gpa);
             }
         }
         Ok(())
@@ -243,7 +244,7 @@ impl Session {
         Ok(())
     }
 
-    /// Has the daemon change the VM's memory, if the VM is a tenant; returns why not.
+    /// Has the daemon change the VM's memory, if the VM is a tenant; returns why the daemon refused.
     fn change(&self, message: impl FnOnce(u64) -> ToDaemon, fds: Vec<OwnedFd>) -> Option<String> {
         let mut link = self.link();
         let attached = link.attached.clone().filter(|_| link.live)?;
@@ -261,8 +262,10 @@ impl Session {
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
+                // The VM becomes a tenant again, with its memory as it is then.
+                self.warn(format_args!("the daemon did not answer about memory"));
                 attached.detach();
-                return Some("the daemon did not answer".into());
+                return None;
             }
             let waited = self.changed.wait_timeout(link, left);
             link = waited.unwrap_or_else(PoisonError::into_inner).0;

@@ -62,6 +62,13 @@ impl Maps {
         Ok(self.memory().find(|m| m.region.gpa == map.address))
     }
 
+    /// The device does not use the memory at this address, until it is mapped anew.
+    pub fn refused(&mut self, address: u64) {
+        if let Some(piece) = self.pieces.get_mut(&address) {
+            piece.memory = None;
+        }
+    }
+
     /// Removes the pieces in a range, which must not cut one; returns those that had memory.
     ///
     /// # Errors

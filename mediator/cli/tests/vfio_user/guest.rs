@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use turnstile_abi::Platform;
 use turnstile_abi::boot::{BOOT_GPA, BootInfo, FILE_BYTES, File as BootFile, STOP_GPA, file_entry};
 use turnstile_abi::pci::{BAR_DOORBELLS, BAR_REGS, VECTORS};
@@ -34,20 +35,27 @@ pub(crate) struct Guest {
     since: Instant,
 }
 
-/// A memory file as QEMU makes it: sealed.
-fn ram() -> File {
-    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+/// Seals of memory files of QEMU.
+pub(crate) const SEALED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+
+/// A memory file with these seals.
+pub(crate) fn memory_file(bytes: u64, seals: SealFlags) -> File {
     let fd = memfd_create("ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
-    ftruncate(&fd, RAM_BYTES).unwrap();
-    fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+    ftruncate(&fd, bytes).unwrap();
+    fcntl_add_seals(&fd, seals).unwrap();
     File::from(fd)
 }
 
 impl Guest {
     /// Connects as a VMM does when the VM starts.
     pub(crate) fn new(socket: &Path) -> Self {
+        Self::with_seals(socket, SEALED)
+    }
+
+    /// The same, with memory of these seals.
+    pub(crate) fn with_seals(socket: &Path, seals: SealFlags) -> Self {
         let mut client = Client::connect(socket).unwrap();
-        let file = ram();
+        let file = memory_file(RAM_BYTES, seals);
         let range = (
             GuestAddress(0),
             RAM_BYTES as usize,

@@ -15,12 +15,14 @@ mod pci;
 mod processes;
 
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::sync::RwLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use fronts::{daemon, fronts};
-use guest::Guest;
+use guest::{Guest, SEALED, memory_file};
+use rustix::fs::SealFlags;
 use turnstile_abi::Platform;
 use turnstile_abi::regs::{self, device_status};
 use turnstile_daemon::{Daemon, HostSnapshot};
@@ -194,9 +196,60 @@ fn dma_mappings_change_while_the_vm_runs() {
     load().unwrap();
     guest.client().dma_unmap(IOVA, 0x20_0000).unwrap();
     assert!(load().is_err(), "it was taken away");
-    let unsealed = tempfile::tempfile().unwrap();
-    unsealed.set_len(0x20_0000).unwrap();
-    let memory = Some((unsealed.as_fd(), 0));
-    guest.client().dma_map(IOVA, 0x20_0000, memory).unwrap();
-    assert!(load().is_err(), "a file that could shrink is not used");
+}
+
+/// A file that could shrink would end the daemon at its next access.
+#[test]
+fn memory_file_that_could_shrink_is_refused_and_a_sealed_one_is_taken() {
+    const BYTES: u64 = 0x20_0000;
+    const IOVA: u64 = 0x10_0000_0000;
+    let folder = tempfile::tempdir().unwrap();
+    let daemon = daemon(folder.path());
+    let vms = [("vm", 100), ("whole", 100), ("part", 100)];
+    let _fronts = fronts(folder.path(), &vms, Doorbells::Trapped);
+    let socket = |name: &str| folder.path().join(format!("vm/{name}.sock"));
+    let unsealed = [SealFlags::empty(), SealFlags::GROW, SealFlags::SEAL];
+    let text = turnstile_images::KERNELS[0].1.as_bytes();
+    let file = |seals| {
+        let file = memory_file(BYTES, seals);
+        file.write_all_at(text, 0).unwrap();
+        file
+    };
+    // A mapping of a VM that runs.
+    let guest = Guest::new(&socket("vm"));
+    let device = Device::probe(&guest).unwrap();
+    for (seals, taken) in unsealed
+        .map(|seals| (seals, false))
+        .into_iter()
+        .chain([(SealFlags::SHRINK, true), (SEALED, true)])
+    {
+        let file = file(seals);
+        let memory = Some((file.as_fd(), 0));
+        guest.client().dma_map(IOVA, BYTES, memory).unwrap();
+        let loaded = device.load_module(IOVA, text.len() as u64);
+        assert_eq!(loaded.is_ok(), taken, "{seals:?}: {loaded:?}");
+        guest.client().dma_unmap(IOVA, BYTES).unwrap();
+    }
+    assert_eq!(
+        guest.run(Workload::Verify { rounds: 1 }).outcome,
+        Outcome::Passed
+    );
+    // All memory of a VM, and one of two files.
+    let whole = Guest::with_seals(&socket("whole"), SealFlags::GROW);
+    let part = Guest::new(&socket("part"));
+    let file = file(SealFlags::empty());
+    let memory = Some((file.as_fd(), 0));
+    part.client().dma_map(IOVA, BYTES, memory).unwrap();
+    for refused in [&whole, &part] {
+        eventually("it is refused", || {
+            refused.reg_read32(regs::DEVICE_STATUS) == device_status::LOST
+        });
+    }
+    let tenants = daemon.host().snapshot().tenants;
+    let names: Vec<&str> = tenants.iter().map(|tenant| &*tenant.name).collect();
+    assert_eq!(names, ["vm"]);
+    part.client().dma_unmap(IOVA, BYTES).unwrap();
+    eventually("what is left is taken", || {
+        part.reg_read32(regs::DEVICE_STATUS) == device_status::READY
+    });
 }
