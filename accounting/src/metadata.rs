@@ -140,6 +140,16 @@ impl Metadata {
         })
     }
 
+    /// All of it: instance id, project and labels.
+    pub(crate) fn parts(&self) -> (Option<Uuid>, Option<&str>, &BTreeMap<String, String>) {
+        let Self {
+            instance_id,
+            project,
+            labels,
+        } = self;
+        (*instance_id, project.as_deref(), labels)
+    }
+
     /// The id of the instance: of one VM from its creation to its end, on whatever host.
     pub const fn instance_id(&self) -> Option<Uuid> {
         self.instance_id

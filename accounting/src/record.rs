@@ -248,11 +248,12 @@ impl GapCause {
         }
     }
 
+    /// All causes.
+    pub(crate) const ALL: [Self; 4] = [Self::Down, Self::Missed, Self::Silent, Self::Overflow];
+
     /// The cause of this name.
     pub fn parse(name: &str) -> Option<Self> {
-        [Self::Down, Self::Missed, Self::Silent, Self::Overflow]
-            .into_iter()
-            .find(|cause| cause.as_str() == name)
+        Self::ALL.into_iter().find(|cause| cause.as_str() == name)
     }
 }
 
@@ -321,7 +322,7 @@ impl fmt::Debug for Digest {
 }
 
 /// The encoding that digests are calculated over: fixed order, little-endian numbers, each text
-/// after its length.
+/// after its length. Records are taken apart without `..`, so that a new field cannot be left out.
 struct Bytes(Vec<u8>);
 
 impl Bytes {
@@ -340,12 +341,19 @@ impl Bytes {
     }
 
     fn stretch(&mut self, stretch: &Stretch) {
-        self.number(stretch.seq);
-        self.0.extend_from_slice(stretch.boot.as_bytes());
-        self.number(stretch.start.0);
-        self.number(stretch.end.0);
-        self.number(stretch.from.0);
-        self.number(stretch.length_ns.0);
+        let Stretch {
+            seq,
+            boot,
+            start,
+            end,
+            from,
+            length_ns,
+        } = stretch;
+        self.number(*seq);
+        self.0.extend_from_slice(boot.as_bytes());
+        [start.0, end.0, from.0, length_ns.0]
+            .into_iter()
+            .for_each(|number| self.number(number));
     }
 
     fn body(&mut self, body: &Body) {
@@ -367,13 +375,20 @@ impl Bytes {
                 self.number(tenants.len() as u64);
                 for record in tenants {
                     self.tenant(record);
+                    let TenantIdentity {
+                        account,
+                        metadata: own,
+                        // In every form, by [`Self::tenant`].
+                        id: _,
+                        name: _,
+                        kind: _,
+                    } = &record.tenant;
                     if accounts {
-                        let account = record.tenant.account.as_deref();
                         self.0.push(account.is_some().into());
-                        self.text(account.unwrap_or_default());
+                        self.text(account.as_deref().unwrap_or_default());
                     }
                     if metadata {
-                        self.metadata(&record.tenant.metadata);
+                        self.metadata(own);
                     }
                 }
                 self.number(engines.len() as u64);
@@ -383,52 +398,87 @@ impl Bytes {
     }
 
     fn tenant(&mut self, record: &TenantRecord) {
-        self.0.extend_from_slice(record.id.as_bytes());
-        self.0.extend_from_slice(record.tenant.id.as_bytes());
-        self.text(&record.tenant.name);
-        self.text(record.tenant.kind.as_str());
+        let TenantRecord {
+            id,
+            tenant,
+            engine_ns,
+            estimated_ns,
+            fault_ns,
+            copy_ns,
+            copy_bytes,
+            held_ns,
+            waiting_ns,
+            memory_byte_ns,
+            weight,
+            cap,
+            signals,
+            error_bound_ns,
+            turns,
+        } = record;
+        self.0.extend_from_slice(id.as_bytes());
+        self.0.extend_from_slice(tenant.id.as_bytes());
+        self.text(&tenant.name);
+        self.text(tenant.kind.as_str());
         for ns in [
-            record.engine_ns,
-            record.estimated_ns,
-            record.fault_ns,
-            record.copy_ns,
-            record.held_ns,
-            record.waiting_ns,
-            record.error_bound_ns,
+            engine_ns,
+            estimated_ns,
+            fault_ns,
+            copy_ns,
+            held_ns,
+            waiting_ns,
+            error_bound_ns,
         ] {
             self.number(ns.0);
         }
-        self.optional(record.copy_bytes.map(u128::from));
-        self.optional(record.memory_byte_ns);
-        self.number(record.weight.into());
-        self.optional(record.cap.map(|cap| cap.quota_ns.0.into()));
-        self.optional(record.cap.map(|cap| cap.period_ns.0.into()));
-        self.0.push(record.signals.bits());
-        self.number(record.turns);
+        self.optional(copy_bytes.map(u128::from));
+        self.optional(*memory_byte_ns);
+        self.number((*weight).into());
+        let cap = cap.map(
+            |CapInForce {
+                 quota_ns,
+                 period_ns,
+             }| (quota_ns.0, period_ns.0),
+        );
+        self.optional(cap.map(|(quota_ns, _)| quota_ns.into()));
+        self.optional(cap.map(|(_, period_ns)| period_ns.into()));
+        self.0.push(signals.bits());
+        self.number(*turns);
     }
 
     fn metadata(&mut self, metadata: &Metadata) {
-        self.optional(metadata.instance_id().map(|id| id.as_u128()));
-        self.0.push(metadata.project().is_some().into());
-        self.text(metadata.project().unwrap_or_default());
-        self.number(metadata.labels().len() as u64);
-        for (key, value) in metadata.labels() {
+        let (instance_id, project, labels) = metadata.parts();
+        self.optional(instance_id.map(|id| id.as_u128()));
+        self.0.push(project.is_some().into());
+        self.text(project.unwrap_or_default());
+        self.number(labels.len() as u64);
+        for (key, value) in labels {
             self.text(key);
             self.text(value);
         }
     }
 
     fn engine(&mut self, record: &EngineRecord) {
-        self.0.push(record.engine.0);
-        self.0.push(record.compute.into());
+        let EngineRecord {
+            engine,
+            compute,
+            used_ns,
+            fault_ns,
+            switching_ns,
+            idle_ns,
+            unobserved_ns,
+            gap_ns,
+            error_bound_ns,
+        } = record;
+        self.0.push(engine.0);
+        self.0.push((*compute).into());
         for ns in [
-            record.used_ns,
-            record.fault_ns,
-            record.switching_ns,
-            record.idle_ns,
-            record.unobserved_ns,
-            record.gap_ns,
-            record.error_bound_ns,
+            used_ns,
+            fault_ns,
+            switching_ns,
+            idle_ns,
+            unobserved_ns,
+            gap_ns,
+            error_bound_ns,
         ] {
             self.number(ns.0);
         }

@@ -5,7 +5,7 @@ fn names_of_kinds_and_causes_are_read_back() {
     for kind in [TenantKind::Vm, TenantKind::Program, TenantKind::Untracked] {
         assert_eq!(TenantKind::parse(kind.as_str()), Some(kind));
     }
-    for cause in [GapCause::Down, GapCause::Missed, GapCause::Overflow] {
+    for cause in GapCause::ALL {
         assert_eq!(GapCause::parse(cause.as_str()), Some(cause));
     }
     assert_eq!(TenantKind::parse("VM"), None);
@@ -173,7 +173,7 @@ fn digest_covers_every_field_and_its_place() {
         change(&mut changed);
         digests.push(before.follow(&stretch, &window_of(tenant_record(), changed)));
     }
-    for cause in [GapCause::Down, GapCause::Missed, GapCause::Overflow] {
+    for cause in GapCause::ALL {
         digests.push(before.follow(&stretch, &Body::Gap { cause }));
     }
     let (one, other) = (

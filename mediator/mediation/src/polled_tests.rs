@@ -86,8 +86,8 @@ impl Bench {
         self.running = if of_a { A } else { B };
     }
 
-    /// An unobserved part of this length, in which the engine is shared so, and a poll phase of 2 ms.
-    /// `counts`: what finished can be read after it.
+    /// An unobserved part of this length, in which the engine is shared so, and a poll phase of
+    /// 2 ms. `counts`: what finished can be read after it.
     fn cycle(&mut self, unseen_ms: u64, shared: (u64, u64), counts: bool) {
         let from = self.at();
         self.unobserved.begin(self.snapshot.clone(), |_| false);

@@ -244,7 +244,7 @@ impl Session {
         Ok(())
     }
 
-    /// Has the daemon change the VM's memory, if the VM is a tenant; returns why the daemon refused.
+    /// Has the daemon change the VM's memory, if the VM is a tenant; returns why it refused.
     fn change(&self, message: impl FnOnce(u64) -> ToDaemon, fds: Vec<OwnedFd>) -> Option<String> {
         let mut link = self.link();
         let attached = link.attached.clone().filter(|_| link.live)?;

@@ -48,24 +48,31 @@ impl Timeline {
 
     /// Takes the next record of the log.
     pub(super) fn take(&mut self, event: SwitchEvent) -> Result<(), BrokenLaw> {
-        self.advance(event.at)?;
-        let engine = &mut self.engines[usize::from(event.engine.0)];
-        if event.seq != engine.next_seq {
+        // Without `..`: the hash covers each field.
+        let SwitchEvent {
+            at,
+            engine,
+            seq,
+            state,
+        } = event;
+        self.advance(at)?;
+        let time = &mut self.engines[usize::from(engine.0)];
+        if seq != time.next_seq {
             return Err(BrokenLaw::Log {
-                engine: event.engine,
-                seq: event.seq,
-                expected: engine.next_seq,
+                engine,
+                seq,
+                expected: time.next_seq,
             });
         }
-        engine.next_seq += 1;
-        engine.state = Some(event.state);
-        let state = match event.state {
+        time.next_seq += 1;
+        time.state = Some(state);
+        let state = match state {
             EngineState::Idle => 0,
             EngineState::Switching => 1,
             EngineState::Running(tenant) => 2 | u64::from(tenant.0) << 8,
             EngineState::Fault(tenant) => 3 | u64::from(tenant.0) << 8,
         };
-        self.note(&[event.at.0, u64::from(event.engine.0), event.seq, state]);
+        self.note(&[at.0, u64::from(engine.0), seq, state]);
         Ok(())
     }
 
@@ -211,6 +218,31 @@ mod tests {
         timeline.check().unwrap();
         assert_eq!(timeline.windows(), [[Nanos(70)], [Nanos(100)]]);
         assert_eq!(timeline.service(), [Nanos(220)]);
+    }
+
+    #[test]
+    fn hash_covers_every_field_of_a_record() {
+        let running = |tenant| EngineState::Running(TenantId(tenant));
+        let fault = |tenant| EngineState::Fault(TenantId(tenant));
+        let hash = |at, engine, seq, state| {
+            let mut timeline = idle_timeline();
+            timeline.engines[usize::from(engine)].next_seq = seq;
+            timeline.take(event(at, engine, seq, state)).unwrap();
+            timeline.hash()
+        };
+        let hashes = [
+            hash(30, 0, 1, running(1)),
+            hash(31, 0, 1, running(1)),
+            hash(30, 1, 1, running(1)),
+            hash(30, 0, 2, running(1)),
+            hash(30, 0, 1, running(2)),
+            hash(30, 0, 1, fault(1)),
+            hash(30, 0, 1, fault(2)),
+            hash(30, 0, 1, EngineState::Idle),
+            hash(30, 0, 1, EngineState::Switching),
+        ];
+        let different: std::collections::BTreeSet<u64> = hashes.into();
+        assert_eq!(different.len(), hashes.len(), "{hashes:x?}");
     }
 
     #[test]

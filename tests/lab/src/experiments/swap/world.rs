@@ -130,7 +130,8 @@ impl World {
         self.gpu.advance_to(from + TICK);
         let now = self.gpu.now();
         for event in EngineReading::of(&self.gpu).switches {
-            (event.at.0, event.engine.0, format!("{:?}", event.state)).hash(&mut self.log);
+            // All fields of the record.
+            format!("{event:?}").hash(&mut self.log);
             self.meter.observe(Observation::Switch(event));
         }
         let usage = self.meter.close(Window::starting(from, TICK));
