@@ -451,4 +451,45 @@ mod postgres {
             );
         }
     }
+    /// A connection beside the store's.
+    fn beside(database: &str) -> ::postgres::Client {
+        ::postgres::Client::connect(database, ::postgres::NoTls).unwrap()
+    }
+
+    #[test]
+    fn discarded_entries_leave_no_rows_and_a_lost_session_takes_its_locks_again() {
+        let server = match Server::start() {
+            Ok(server) => server,
+            Err(reason) => {
+                println!("SKIPPED: {reason}");
+                return;
+            }
+        };
+        let database = server.database("ledger");
+        let mut store = PostgresStore::connect(&database).unwrap();
+        store.claim(&gpu()).unwrap();
+        let written = entries(1, 600);
+        write(&mut store, &written);
+        let mut client = beside(&database);
+        let mut rows = |table: &str| -> i64 {
+            let text = format!("SELECT count(DISTINCT seq) FROM {table}");
+            client.query_one(&text, &[]).unwrap().get(0)
+        };
+        assert!(rows("entry") > 1 && rows("usage") > 1 && rows("engine") > 1);
+        store
+            .retain(&gpu().node, UnixNanos(i64::MAX as u64))
+            .unwrap();
+        assert_eq!(["entry", "usage", "engine"].map(&mut rows), [1; 3]);
+        // The server ends the session: the next call begins another, with the locks of before.
+        let others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                      WHERE datname = current_database() AND pid <> pg_backend_pid()";
+        client.execute(others, &[]).unwrap();
+        let begin = std::time::Instant::now();
+        while store.gpus().is_err() {
+            assert!(begin.elapsed().as_secs() < 60, "it does not connect again");
+        }
+        let mut second = PostgresStore::connect(&database).unwrap();
+        let refused = second.claim(&gpu()).unwrap_err();
+        assert!(matches!(refused, StoreError::Held { .. }), "{refused:?}");
+    }
 }
