@@ -133,6 +133,8 @@ impl Shared {
         let _one_at_a_time = self.writes.lock().await;
         let audit = self.audit(&write, None, Some(&terms.timeout.as_secs()))?;
         self.fleet.drain(&write.name, terms, false)?;
+        // A place that was given back is not taken again by the next daemon.
+        self.keep(self.kept()).await?;
         audit.emit(&self.fleet);
         self.renew();
         self.vm(&write.name)
@@ -154,7 +156,8 @@ impl Shared {
     }
 }
 
-/// Ends the tenant of a VM once it has no work. A declared VM is then placed anew.
+/// Ends the tenant of a VM once it has no work. A declared VM is then placed anew; without a
+/// tenant, at once.
 #[utoipa::path(
     post, path = "/v1/vms/{name}/drain", operation_id = "drain_vm", tag = "vms",
     params(("name" = String, Path, description = "Name of the tenant"), DrainQuery),

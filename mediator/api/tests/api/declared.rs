@@ -98,6 +98,45 @@ fn vm_is_declared_once_and_its_socket_ends_with_it() {
 }
 
 #[test]
+fn drain_of_a_vm_without_a_tenant_places_it_anew_and_the_answer_has_its_state() {
+    let bench = Bench::new();
+    let socket = bench.socket();
+    send(&socket, "POST", "/v1/vms", JSON, &body(&json!({})));
+    let drained = || {
+        let reply = send(&socket, "POST", "/v1/vms/web/drain", JSON, "");
+        assert_eq!(reply.status, 202, "{reply:?}");
+        let vm = reply.json();
+        (vm["attachment"]["state"].clone(), vm["gpu"].clone())
+    };
+    assert_eq!(drained(), (json!("ready"), json!("software-0")));
+    let closed = send(&socket, "PUT", "/v1/gpus/software-0/cordon", JSON, "");
+    assert_eq!(closed.status, 200, "{closed:?}");
+    // Twice: a VM without a place stays as it is.
+    for _ in 0..2 {
+        assert_eq!(drained(), (json!("waiting"), Value::Null));
+    }
+    let opened = send(&socket, "DELETE", "/v1/gpus/software-0/cordon", JSON, "");
+    assert_eq!(opened.status, 200, "{opened:?}");
+    let events = get(&socket, "/v1/events").json();
+    let kinds = events["items"].as_array().unwrap().iter();
+    let kinds: Vec<&str> = kinds.map(|event| event["type"].as_str().unwrap()).collect();
+    let own = kinds
+        .into_iter()
+        .filter(|kind| ["vm_ready", "vm_waiting"].contains(kind));
+    let own: Vec<&str> = own.collect();
+    assert_eq!(
+        own,
+        [
+            "vm_ready",
+            "vm_waiting",
+            "vm_ready",
+            "vm_waiting",
+            "vm_ready"
+        ]
+    );
+}
+
+#[test]
 fn body_that_declares_nothing_is_refused_with_its_place() {
     let bench = Bench::new();
     for (more, status, pointer) in [

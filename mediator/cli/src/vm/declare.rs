@@ -202,5 +202,9 @@ pub(super) fn drain(admin: &Admin, name: &str, args: DrainArgs) -> Result<(), Cl
     })?;
     // Its VMM may connect again at once, as another tenant.
     let is_gone = |vm: Option<&Vm>| number.is_none() || vm.and_then(|vm| vm.number) != number;
-    wait(&client, name, args, is_gone)
+    wait(&client, name, args, is_gone)?;
+    if let Some(vm) = look(&client, name)? {
+        admin.show(&vm, |vm| show(std::slice::from_ref(vm)));
+    }
+    Ok(())
 }

@@ -9,7 +9,7 @@ use turnstile_accounting::TenantId;
 
 use super::declared::DeclareError;
 use super::{Fleet, Places};
-use crate::declared::{Life, Move};
+use crate::declared::{Entry, Life, Move};
 
 /// Interval of the search for draining tenants without work.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -36,7 +36,7 @@ pub(super) struct Draining {
 
 impl Fleet {
     /// Ends a VM's tenant once it has no work. A declared VM is then placed anew, or removed if
-    /// `end`; without a tenant, at once.
+    /// `end`; without a tenant, at once. One without a place stays as it is.
     ///
     /// # Errors
     /// If there is no such VM.
@@ -59,7 +59,11 @@ impl Fleet {
                 places.drain(gpu, tenant, name, terms);
                 Ok(())
             }
-            None if is_declared => Ok(()),
+            None if is_declared => {
+                self.displace(&mut places, |entry| entry.declared.name == name);
+                self.place_waiting(&mut places);
+                Ok(())
+            }
             None => Err(DeclareError::NoVm(name.to_owned())),
         }
     }
@@ -69,26 +73,28 @@ impl Fleet {
     pub fn drain_gpu(&self, gpu: usize, terms: DrainTerms) {
         let mut places = self.places();
         places.gpus.close(gpu, true);
-        for index in 0..places.declared.len() {
-            let entry = &mut places.declared[index];
-            if entry.placed.as_ref().map(|placed| placed.gpu) != Some(gpu) {
-                continue;
-            }
-            let by = if entry.life.has_tenant() {
-                Move::Drain
-            } else {
-                Move::Displace
-            };
-            if self.make(entry, by) == Some(Life::Waiting)
-                && let Some(placed) = entry.placed.take()
-            {
-                places.gpus.release(&placed);
-            }
+        let is_on = |entry: &Entry| entry.placed.as_ref().map(|placed| placed.gpu) == Some(gpu);
+        let tenants = places.declared.iter_mut();
+        for entry in tenants.filter(|entry| is_on(entry) && entry.life.has_tenant()) {
+            self.make(entry, Move::Drain);
         }
+        self.displace(&mut places, is_on);
         for (tenant, name) in self.members[gpu].host.vms() {
             places.drain(gpu, tenant, &name, terms);
         }
         self.place_waiting(&mut places);
+    }
+
+    /// Takes the places of these declared VMs back, where they have no tenant.
+    fn displace(&self, places: &mut Places, which: impl Fn(&Entry) -> bool) {
+        let Places { declared, gpus, .. } = places;
+        for entry in declared.iter_mut().filter(|entry| which(entry)) {
+            if self.make(entry, Move::Displace) == Some(Life::Waiting)
+                && let Some(placed) = entry.placed.take()
+            {
+                gpus.release(&placed);
+            }
+        }
     }
 
     /// Ends draining tenants that have no work, or no more time. Returns when to poll again.
