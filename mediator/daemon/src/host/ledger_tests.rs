@@ -144,6 +144,32 @@ fn ledger_has_what_periods_charged_with_weight_held_time_bytes_and_account() {
 }
 
 #[test]
+fn estimated_use_of_an_unobserved_part_is_in_the_ledger_beside_what_was_observed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ledger");
+    let mut bench = Bench::new(GATES);
+    bench.host.open_ledger(config(&path, 3_600_000)).unwrap();
+    let (a, b) = (bench.open("a", 100), bench.open("b", 100));
+    let estimated = turnstile_accounting::Usage {
+        signals: turnstile_accounting::Signals::Extrapolated,
+        ..usage(Moment(0), [&[(a, 6), (b, 1)], &[], &[]])
+    };
+    let observed = usage(Moment(0) + PERIOD, [&[(a, 2), (b, 3)], &[], &[]]);
+    bench.gpu.reported().now = Moment(20 * MS);
+    bench
+        .host
+        .period_end(Some(estimated), observed, None, &mut Vec::new());
+    assert!(bench.host.close_ledger());
+    let found = entries(&path);
+    let of = |name: &str| {
+        let own = records(&found).filter(|one| one.tenant.name == name);
+        own.map(|one| (one.engine_ns.0 / MS, one.estimated_ns.0 / MS))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!((of("a"), of("b")), (vec![(8, 6)], vec![(4, 1)]));
+}
+
+#[test]
 fn silent_gpu_is_a_gap_of_its_length_and_its_vms_connect_again() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ledger");
