@@ -7,6 +7,8 @@
 //! status agree on the resident tenant: then no record is missing. Else it is closed at a later
 //! poll, as records come up to [`SETTLED`] late; [`SHOWN`] where the log was not flushed.
 
+mod silence;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -124,30 +126,6 @@ impl EngineProbe {
             switched: 0,
             split: 0,
         }
-    }
-
-    /// Why the engine is not known any more; none while its sources answer.
-    pub(super) fn silence(&self) -> Option<String> {
-        let log = || self.refused.clone().or_else(|| self.watch.silence());
-        self.signals.silence().or_else(log)
-    }
-
-    /// Goes on with another log, after a time of which nothing is known.
-    ///
-    /// # Errors
-    /// Why the registers still do not answer.
-    pub(super) fn begin_anew(&mut self, log: (RmClient, EventLog)) -> Result<(), String> {
-        self.signals.silence().map_or(Ok(()), Err)?;
-        self.lost_before = self.losses();
-        // The log of before is freed with its client.
-        (self.client, self.log) = log;
-        self.switches.begin_anew();
-        self.meter.lost();
-        self.watch = LogWatch::default();
-        self.busy = BusyTime::default();
-        self.open.clear();
-        (self.refused, self.last) = (None, None);
-        Ok(())
     }
 
     /// A tenant appears with its first process.
@@ -485,15 +463,6 @@ impl EngineProbe {
                 of.waits = of.waits.after_window(resident.unwrap_or_default(), window);
             }
         }
-    }
-
-    /// Records that the log lost, and that found no room.
-    pub(super) fn losses(&self) -> (u64, u64) {
-        let (missing, dropped) = self.lost_before;
-        (
-            missing + self.log.losses().missing,
-            dropped + self.log.dropped(),
-        )
     }
 }
 
