@@ -216,6 +216,7 @@ const SLICING: Capabilities = Capabilities {
     engine_holds: true,
     demand: true,
     time_slices: true,
+    worked: true,
     multiprocessors: 1,
     shared_bytes_max: 0,
     memory_bytes: 0,
