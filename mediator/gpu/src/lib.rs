@@ -233,6 +233,16 @@ pub struct Report {
     pub faults: BTreeMap<TenantId, BTreeMap<ErrorCode, u64>>,
 }
 
+/// What a GPU is to do about its sources of engine state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// Check that they are readable. Called at the end of each period: what is after the last
+    /// success is not known.
+    Answer,
+    /// Take a silent GPU back, with a reset if it needs one. Its clock goes on.
+    TakeBack,
+}
+
 /// Contexts of a GPU that was taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contexts {
@@ -407,21 +417,30 @@ pub trait Gpu: Channels + Suspension + Memory + Metering {
         Report::default()
     }
 
-    /// Checks that the sources of engine state are readable: called at the end of each period, and
-    /// what is after the last success is not known. A silent GPU stays so until it is taken back.
+    /// Answers for its sources of engine state. A silent GPU stays so until it is taken back.
     ///
     /// # Errors
     /// Why it does not answer.
-    fn answers(&self) -> Result<(), String> {
-        Ok(())
+    fn ask(&self, _ask: Ask) -> Result<Contexts, String> {
+        Ok(Contexts::Kept)
+    }
+}
+
+impl dyn Gpu + '_ {
+    /// As [`Ask::Answer`].
+    ///
+    /// # Errors
+    /// Why it does not answer.
+    pub fn answers(&self) -> Result<(), String> {
+        self.ask(Ask::Answer).map(drop)
     }
 
-    /// Takes a silent GPU back, with a reset if it needs one. Its clock goes on.
+    /// As [`Ask::TakeBack`].
     ///
     /// # Errors
     /// Why it does not answer yet.
-    fn take_back(&self) -> Result<Contexts, String> {
-        self.answers().map(|()| Contexts::Kept)
+    pub fn take_back(&self) -> Result<Contexts, String> {
+        self.ask(Ask::TakeBack)
     }
 }
 

@@ -19,9 +19,9 @@ use super::execute::context::Context;
 use super::memory::CardMemory;
 use super::registers::Registers;
 use turnstile_gpu::{
-    Allocation, Capabilities, ChannelActivity, ChannelConfig, Channels, Contexts, DoorbellChange,
-    EngineReading, EngineStatus, Gpu, Memory, MemoryEvent, Metering, MoveError, MoveOrder, Order,
-    Refusal, Report, Suspend, Suspension, TenantMemory, TenantResources,
+    Allocation, Ask, Capabilities, ChannelActivity, ChannelConfig, Channels, Contexts,
+    DoorbellChange, EngineReading, EngineStatus, Gpu, Memory, MemoryEvent, Metering, MoveError,
+    MoveOrder, Order, Refusal, Report, Suspend, Suspension, TenantMemory, TenantResources,
 };
 
 /// The holder of the core and of the time.
@@ -94,12 +94,11 @@ macro_rules! impl_gpu {
                 }
             }
 
-            fn answers(&self) -> Result<(), String> {
-                Driver::answers(self)
-            }
-
-            fn take_back(&self) -> Result<Contexts, String> {
-                Driver::take_back(self)
+            fn ask(&self, ask: Ask) -> Result<Contexts, String> {
+                match ask {
+                    Ask::Answer => Driver::answers(self).map(|()| Contexts::Kept),
+                    Ask::TakeBack => Driver::take_back(self),
+                }
             }
         }
 

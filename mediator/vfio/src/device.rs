@@ -25,9 +25,9 @@ use super::notices::{self, Notices};
 use super::pages::DevicePages;
 use super::tenants::{Tenants, Windows};
 use turnstile_gpu::{
-    Allocation, Capabilities, ChannelActivity, ChannelConfig, Channels, Contexts, DoorbellChange,
-    Doorbells, EngineReading, EngineStatus, Gpu, Memory, Metering, Order, Refusal, Report,
-    Suspension, TenantMemory, TenantResources,
+    Allocation, Ask, Capabilities, ChannelActivity, ChannelConfig, Channels, Contexts,
+    DoorbellChange, Doorbells, EngineReading, EngineStatus, Gpu, Memory, Metering, Order, Refusal,
+    Report, Suspension, TenantMemory, TenantResources,
 };
 use turnstile_host::memory_file::memory_file;
 
@@ -209,6 +209,21 @@ impl VfioGpu {
             None => {}
         }
     }
+
+    /// Reads the clock: a device that answers knows until then.
+    pub(crate) fn answers(&self) -> Result<(), String> {
+        if self.lost().is_none() {
+            self.read_clock();
+            self.dma_faults.store(self.dma_faults(), Ordering::Relaxed);
+        }
+        self.lost().clone().map_or(Ok(()), Err)
+    }
+
+    pub(crate) fn take_back(&self) -> Result<Contexts, String> {
+        self.take_again().map_err(|error| error.to_string())?;
+        self.lost().take();
+        self.answers().map(|()| Contexts::Gone)
+    }
 }
 
 impl Gpu for VfioGpu {
@@ -229,19 +244,11 @@ impl Gpu for VfioGpu {
         }
     }
 
-    /// Reads the clock: a device that answers knows until then.
-    fn answers(&self) -> Result<(), String> {
-        if self.lost().is_none() {
-            self.read_clock();
-            self.dma_faults.store(self.dma_faults(), Ordering::Relaxed);
+    fn ask(&self, ask: Ask) -> Result<Contexts, String> {
+        match ask {
+            Ask::Answer => self.answers().map(|()| Contexts::Kept),
+            Ask::TakeBack => self.take_back(),
         }
-        self.lost().clone().map_or(Ok(()), Err)
-    }
-
-    fn take_back(&self) -> Result<Contexts, String> {
-        self.take_again().map_err(|error| error.to_string())?;
-        *self.lost() = None;
-        self.answers().map(|()| Contexts::Gone)
     }
 }
 

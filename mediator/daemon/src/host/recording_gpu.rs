@@ -11,7 +11,7 @@ use turnstile_abi::{CHUNK_BYTES, ErrorCode};
 use turnstile_accounting::meter::Worked;
 use turnstile_accounting::{EngineId, Moment, Nanos, TenantId};
 use turnstile_gpu::{
-    Allocation, Capabilities, ChannelActivity, ChannelConfig, Channels, ChunkId, Contexts,
+    Allocation, Ask, Capabilities, ChannelActivity, ChannelConfig, Channels, ChunkId, Contexts,
     DoorbellChange, EngineReading, EngineStatus, Gpu, Memory, MemoryEvent, Metering, MoveError,
     MoveOrder, MoveReport, Order, Refusal, Report, Suspend, Suspension, TenantMemory,
     TenantResources,
@@ -285,6 +285,15 @@ impl Gpu for RecordingGpu {
     fn report(&self) -> Report {
         self.reported().report.clone()
     }
+    fn ask(&self, ask: Ask) -> Result<Contexts, String> {
+        match ask {
+            Ask::Answer => self.answers().map(|()| Contexts::Kept),
+            Ask::TakeBack => self.take_back(),
+        }
+    }
+}
+
+impl RecordingGpu {
     fn answers(&self) -> Result<(), String> {
         self.reported().silent.clone().map_or(Ok(()), Err)
     }

@@ -25,7 +25,7 @@ use std::thread::JoinHandle;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use turnstile_accounting::{EngineId, Moment, Nanos, TenantId};
 use turnstile_gpu::{
-    Allocation, COMPUTE, Capabilities, ChannelActivity, ChannelConfig, Channels, Contexts,
+    Allocation, Ask, COMPUTE, Capabilities, ChannelActivity, ChannelConfig, Channels, Contexts,
     DoorbellChange, EngineReading, EngineStatus, Gpu, Memory, MemoryEvent, Metering, MoveError,
     MoveOrder, Order, ProgramEvent, ProgramRefusal, Refusal, Report, Suspension, TenantMemory,
     TenantResources, Untracked,
@@ -185,22 +185,19 @@ impl Gpu for SharedGpu {
         }
     }
 
-    fn answers(&self) -> Result<(), String> {
-        let silence = lock(&self.shared.probe).silence();
-        silence.map_or(Ok(()), |reason| {
-            // Nothing is known by which the rule could let them go.
-            self.shared.release_all();
-            Err(reason)
-        })
-    }
-
-    /// With another log. A GPU that was lost has to be reset by the vendor's tools, which takes a
-    /// restart of the daemon: the driver does not open it for another client before.
-    fn take_back(&self) -> Result<Contexts, String> {
+    /// A silent GPU goes on with another log. One that was lost has to be reset by the vendor's
+    /// tools, which takes a restart of the daemon: the driver does not open it for another client
+    /// before.
+    fn ask(&self, ask: Ask) -> Result<Contexts, String> {
         let shared = &self.shared;
-        let log = open_log(shared.client.index(), &shared.driver);
-        let log = log.map_err(|error| error.to_string())?;
-        lock(&shared.probe).begin_anew(log)?;
+        if ask == Ask::TakeBack {
+            let log = open_log(shared.client.index(), &shared.driver);
+            lock(&shared.probe).begin_anew(log.map_err(|error| error.to_string())?)?;
+        } else if let Some(reason) = { lock(&shared.probe).silence() } {
+            // Nothing is known by which the rule could let them go.
+            shared.release_all();
+            return Err(reason);
+        }
         Ok(Contexts::Kept)
     }
 }
