@@ -32,7 +32,7 @@ impl Token {
 
 /// A copy engine with a runlist of its own.
 #[derive(Debug)]
-pub(super) struct CopyEngine {
+pub(crate) struct CopyEngine {
     engine: Engine,
     /// Its runlist's number in tokens, and the channels there.
     channels: Option<(u32, ChannelTable)>,
@@ -59,7 +59,7 @@ impl CopyEngine {
     }
 
     /// Whether it works for one of these channels.
-    pub(super) fn works_for(&self, tokens: &[Token]) -> bool {
+    pub(crate) fn works_for(&self, tokens: &[Token]) -> bool {
         let Some((runlist, channels)) = &self.channels else {
             return false;
         };

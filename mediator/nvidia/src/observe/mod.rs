@@ -28,7 +28,7 @@ use busy_counter::BusyCounter;
 pub use busy_counter::BusyTime;
 pub use channel_status::ChannelStatus;
 use channel_status::ChannelTable;
-use copy_engines::{CopyEngine, Token};
+use copy_engines::CopyEngine;
 use engine_status::Engine;
 pub(crate) use engine_status::Group;
 use page::{Bar, unreadable};
@@ -161,25 +161,18 @@ impl Signals {
         Some((status.group(), status.is_busy()))
     }
 
-    /// Whether any copy engine works now.
-    pub(crate) fn copies(&self) -> bool {
-        self.copies.iter().any(CopyEngine::works)
+    /// The number of copy engines.
+    pub(crate) fn copy_engines(&self) -> usize {
+        self.copies.len()
     }
 
-    /// The copy engines, in the order of [`Self::read`].
-    pub(crate) fn copy_engines(&self) -> std::ops::Range<usize> {
-        0..self.copies.len()
-    }
-
-    /// Whether a copy engine works for any of these channels.
-    pub(crate) fn copies_for(&self, engine: usize, tokens: &[Token]) -> bool {
-        let engine = self.copies.get(engine);
-        engine.is_some_and(|engine| engine.works_for(tokens))
-    }
-
-    /// Whether a copy engine works.
-    pub(crate) fn copy_works(&self, engine: usize) -> bool {
-        self.copies.get(engine).is_some_and(CopyEngine::works)
+    /// The copy engines in the order of [`Self::read`]: each one that works now, none for the
+    /// others.
+    pub(crate) fn at_work(&self) -> impl Iterator<Item = Option<&CopyEngine>> {
+        let works = |engine: &&CopyEngine| engine.works();
+        self.copies
+            .iter()
+            .map(move |engine| Some(engine).filter(works))
     }
 
     /// The status of a channel of the compute engine; none where it may not be read.

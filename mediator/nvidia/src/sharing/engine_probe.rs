@@ -210,9 +210,7 @@ impl EngineProbe {
         if let Some(busy) = busy {
             log::trace!(target: TRACED, "busy {} {}", at.0, busy.0);
         }
-        if self.signals.copies() {
-            self.copied = Some(at);
-        }
+        let copying = self.read_copies(at);
         let case = Case {
             copies: self.copied.is_some_and(|copied| at.since(copied) < COPIES),
             beside: self.compete(),
@@ -244,7 +242,7 @@ impl EngineProbe {
                 busy,
                 case,
                 with_work,
-                copying: self.read_copies(),
+                copying,
             });
         }
         let settled = match (exact, agree) {
@@ -402,20 +400,15 @@ impl EngineProbe {
         }
     }
 
-    /// The tenant that each copy engine works for.
-    fn read_copies(&self) -> Vec<Option<TenantId>> {
-        let tenant_of = |engine| {
-            let copies = |tenant: &TenantId| {
-                let tokens = self.groups.copy_channels(*tenant);
-                self.signals.copies_for(engine, tokens)
-            };
-            let works = self.signals.copy_works(engine);
-            self.tenants
-                .keys()
-                .copied()
-                .find(|tenant| works && copies(tenant))
-        };
-        self.signals.copy_engines().map(tenant_of).collect()
+    /// Reads the copy engines: the tenant that each works for.
+    fn read_copies(&mut self, at: Moment) -> Vec<Option<TenantId>> {
+        let engines = self.signals.at_work().map(|engine| {
+            let engine = engine?;
+            self.copied = Some(at);
+            let own = |tenant: &&TenantId| engine.works_for(self.groups.copy_channels(**tenant));
+            self.tenants.keys().find(own).copied()
+        });
+        engines.collect()
     }
 
     /// Closes the windows that end by `settled`, up to which the log is complete.

@@ -111,7 +111,7 @@ impl SharedGpu {
         };
         let worked = signals.busy_counter().is_ok();
         // CAST: a GPU has some ten copy engines.
-        let copy_engines = signals.copy_engines().len() as u8;
+        let copy_engines = signals.copy_engines() as u8;
         let missing = [signals.busy_counter(), signals.channel_status()];
         for reason in missing.into_iter().filter_map(Result::err) {
             log::warn!("{reason}; resident time is charged, or work is assumed, in its place");

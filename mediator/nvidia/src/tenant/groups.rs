@@ -108,17 +108,30 @@ impl Groups {
             self.take_in(tenants, processes, now);
             self.renumber();
         }
-        let (mut found_any, mut calls) = (false, CALLS_MAX);
-        // The channels that decide on a tenant's work come first.
-        let mut channels: Vec<_> = self.channels.iter_mut().collect();
-        channels.sort_by_key(|(_, of)| !of.computes);
-        for ((pid, channel), Numbered { number, .. }) in channels {
-            if let Number::Unknown(next) = number
-                && *next <= now
-                && calls > 0
+        // What decides on tenants' work and time comes first.
+        let mut calls = CALLS_MAX;
+        self.number(true, driver, now, &mut calls);
+        self.give_slices(driver, now, &mut calls);
+        self.number(false, driver, now, &mut calls);
+    }
+
+    /// Reads the tokens of channels that compute, or of the others.
+    fn number(
+        &mut self,
+        computes: bool,
+        driver: &mut impl Driver,
+        now: Instant,
+        calls: &mut usize,
+    ) {
+        let mut found_any = false;
+        for ((pid, channel), of) in &mut self.channels {
+            if let Number::Unknown(next) = of.number
+                && next <= now
+                && of.computes == computes
+                && *calls > 0
             {
-                calls -= 1;
-                *number = match driver.token(*pid, *channel) {
+                *calls -= 1;
+                of.number = match driver.token(*pid, *channel) {
                     Ok(found) => {
                         found_any = true;
                         Number::Known(found)
@@ -133,6 +146,10 @@ impl Groups {
         if found_any {
             self.renumber();
         }
+    }
+
+    /// Gives the orders of slices that are due.
+    fn give_slices(&mut self, driver: &mut impl Driver, now: Instant, calls: &mut usize) {
         for ((pid, group), (tenant, slice)) in &mut self.groups {
             let wanted = self.wanted.get(tenant).copied().unwrap_or(OWN_SLICE);
             let due = match slice {
@@ -141,10 +158,10 @@ impl Groups {
                     last.slice != wanted || last.orders < SLICE_ORDERS && last.next <= now
                 }
             };
-            if !due || calls == 0 {
+            if !due || *calls == 0 {
                 continue;
             }
-            calls -= 1;
+            *calls -= 1;
             if let Err(error) = driver.set_slice(*pid, *group, wanted) {
                 log::debug!("{error}");
             }
@@ -322,6 +339,28 @@ mod tests {
             groups.follow([A].into_iter(), &processes, &mut driver, at);
         }
         assert_eq!(groups.channels(A), None, "too many to read");
+    }
+
+    #[test]
+    fn channels_that_copy_take_no_calls_from_slices() {
+        let (mut processes, mut groups) = (processes(), Groups::default());
+        let object = |handle| ProgramObject {
+            client: 7,
+            handle,
+            class: 0xc86f,
+            parent: 4,
+            engine: 9,
+            userd: None,
+        };
+        let many: Vec<ObjectChange> = (100..400)
+            .map(|handle| ObjectChange::Made(object(handle)))
+            .collect();
+        processes.changed(A, 50, &many);
+        let (mut driver, now) = (FakeDriver::default(), Instant::now());
+        groups.order(A, Nanos::from_ms(6));
+        groups.follow([A].into_iter(), &processes, &mut driver, now);
+        assert_eq!(driver.slices, [(1, Nanos::from_ms(6))]);
+        assert_eq!(driver.calls as usize + 1, CALLS_MAX, "at a poll");
     }
 
     #[test]
