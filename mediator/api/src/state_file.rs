@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use turnstile_daemon::Settings;
 use turnstile_daemon::accounts::Entry;
 use turnstile_daemon::config::without_mark;
 use turnstile_daemon::declared::KeptVm;
+use turnstile_daemon::{AccountsConfig, DaemonConfig, Settings};
 
 /// Of the file's format. Version 1, which has no accounts, is read as well.
 const VERSION: u32 = 2;
@@ -39,6 +39,31 @@ pub struct Kept {
     pub cordoned: BTreeSet<String>,
     /// Declared VMs, in the order of their declaration.
     pub vms: Vec<KeptVm>,
+}
+
+impl Kept {
+    /// The configuration of a daemon that goes on with what was kept.
+    #[must_use]
+    pub fn resumed(self, config: DaemonConfig) -> DaemonConfig {
+        let Self {
+            tenants,
+            accounts,
+            names,
+            cordoned,
+            vms,
+        } = self;
+        DaemonConfig {
+            settings: tenants,
+            vms,
+            cordoned,
+            accounts: AccountsConfig {
+                made: accounts,
+                names,
+                ..config.accounts
+            },
+            ..config
+        }
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]

@@ -10,7 +10,7 @@ use turnstile_accounting::record::GpuIdentity;
 use turnstile_accounting::store::SqliteStore;
 use turnstile_api::{Api, ApiConfig, StateFile};
 use turnstile_daemon::config::{ApiSection, MetricsSection};
-use turnstile_daemon::{AccountsConfig, Daemon, DaemonConfig, LedgerConfig};
+use turnstile_daemon::{Daemon, DaemonConfig, LedgerConfig};
 use turnstile_soft::{SoftConfig, SoftGpu};
 
 /// Both, in a folder of their own.
@@ -81,17 +81,10 @@ impl Bench {
         };
         let state = section.state.clone().map(StateFile::new);
         let kept = state.map(|state| state.load().unwrap()).unwrap_or_default();
-        let config = DaemonConfig {
+        let config = kept.resumed(DaemonConfig {
             identity: gpu.clone(),
-            settings: kept.tenants,
-            vms: kept.vms,
-            accounts: AccountsConfig {
-                made: kept.accounts,
-                names: kept.names,
-                ..AccountsConfig::default()
-            },
             ..DaemonConfig::new(self.path("vmm.sock"))
-        };
+        });
         let soft = Arc::new(SoftGpu::new(SoftConfig::default()).unwrap());
         self.soft = Some(soft.clone());
         let daemon = Daemon::with_ledger(config, soft, Some(ledger)).unwrap();

@@ -5,7 +5,7 @@ use turnstile_accounting::Nanos;
 use turnstile_accounting::record::GpuIdentity;
 use turnstile_api::{DebtFile, StateFile};
 use turnstile_daemon::config::{Config, Meter};
-use turnstile_daemon::{AccountsConfig, Card, Daemon, DaemonConfig, HostConfig, MeterKind};
+use turnstile_daemon::{Card, Daemon, DaemonConfig, HostConfig, MeterKind};
 use turnstile_policies::place::rule_by_name;
 use turnstile_policies::{Tuning, Weight};
 
@@ -72,16 +72,9 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
     let rule = rule_by_name(&config.scheduling.placement);
     let daemon = DaemonConfig {
         placement: rule.context("scheduling.placement is checked")?.rule,
-        settings: kept.tenants,
-        vms: kept.vms,
-        cordoned: kept.cordoned,
         debts: debts.unwrap_or_default(),
-        accounts: AccountsConfig {
-            made: kept.accounts,
-            names: kept.names,
-            ..config.accounts()
-        },
+        accounts: config.accounts(),
         ..DaemonConfig::new(config.sockets.vmm.clone())
     };
-    Ok(Daemon::over(daemon, cards)?)
+    Ok(Daemon::over(kept.resumed(daemon), cards)?)
 }

@@ -17,7 +17,7 @@ use turnstile_accounting::record::GpuIdentity;
 use turnstile_api::client::{Call, Client, ClientError, Method};
 use turnstile_api::{Api, ApiConfig, StateFile};
 use turnstile_daemon::config::{ApiSection, MetricsSection};
-use turnstile_daemon::{AccountsConfig, Card, Daemon, DaemonConfig, HostConfig, MeterKind, Timing};
+use turnstile_daemon::{Card, Daemon, DaemonConfig, HostConfig, MeterKind, Timing};
 use turnstile_dra::cluster::Cluster;
 use turnstile_dra::driver::{Driver, Folders};
 use turnstile_dra::grpc;
@@ -298,16 +298,7 @@ fn serve(folder: &tempfile::TempDir) -> (Api, Daemon) {
         ..ApiSection::default()
     };
     let kept = StateFile::new(at("state.json")).load().unwrap();
-    let config = DaemonConfig {
-        settings: kept.tenants,
-        vms: kept.vms,
-        accounts: AccountsConfig {
-            made: kept.accounts,
-            names: kept.names,
-            ..AccountsConfig::default()
-        },
-        ..DaemonConfig::new(at("vmm.sock"))
-    };
+    let config = kept.resumed(DaemonConfig::new(at("vmm.sock")));
     let daemon = Daemon::over(config, vec![card(0), card(1)]).unwrap();
     let config = ApiConfig {
         section,
