@@ -405,12 +405,8 @@ mod postgres {
 
     #[test]
     fn postgresql_keeps_what_a_store_owes() {
-        let server = match Server::start() {
-            Ok(server) => server,
-            Err(reason) => {
-                println!("SKIPPED: {reason}");
-                return;
-            }
+        let Some(server) = Server::or_skip() else {
+            return;
         };
         let mut count = 0;
         owes(|| {
@@ -451,6 +447,7 @@ mod postgres {
             );
         }
     }
+
     /// A connection beside the store's.
     fn beside(database: &str) -> ::postgres::Client {
         ::postgres::Client::connect(database, ::postgres::NoTls).unwrap()
@@ -458,12 +455,8 @@ mod postgres {
 
     #[test]
     fn discarded_entries_leave_no_rows_and_a_lost_session_takes_its_locks_again() {
-        let server = match Server::start() {
-            Ok(server) => server,
-            Err(reason) => {
-                println!("SKIPPED: {reason}");
-                return;
-            }
+        let Some(server) = Server::or_skip() else {
+            return;
         };
         let database = server.database("ledger");
         let mut store = PostgresStore::connect(&database).unwrap();

@@ -59,11 +59,19 @@ fn command(program: &Path) -> Result<Command, String> {
 }
 
 impl Server {
+    /// Starts a server; none, with the reason printed, if it cannot be started.
+    pub(crate) fn or_skip() -> Option<Self> {
+        let started = Self::start();
+        started
+            .inspect_err(|reason| println!("SKIPPED: {reason}"))
+            .ok()
+    }
+
     /// Starts a server.
     ///
     /// # Errors
     /// The reason, if it cannot be started.
-    pub(crate) fn start() -> Result<Self, String> {
+    fn start() -> Result<Self, String> {
         let programs = programs().ok_or("PostgreSQL is not installed (apt install postgresql)")?;
         let text = |error: std::io::Error| error.to_string();
         let folder = tempfile::Builder::new()

@@ -49,12 +49,8 @@ fn report(database: &str) -> Report {
 
 #[test]
 fn a_server_keeps_the_ledger_over_kills() {
-    let server = match server::Server::start() {
-        Ok(server) => server,
-        Err(reason) => {
-            println!("SKIPPED: {reason}");
-            return;
-        }
+    let Some(server) = server::Server::or_skip() else {
+        return;
     };
     let database = server.database("fleet");
     let folder = tempfile::tempdir().unwrap();
