@@ -25,7 +25,7 @@ pub struct MemoryConfig {
     /// A turn lasts at least this many times as long as its copies keep the engine waiting. Copies
     /// therefore cost at most one part in `turn_factor + 1`.
     pub turn_factor: u32,
-    /// Most bytes in transfer in one direction.
+    /// Most bytes in transfer in one direction, unless it is one chunk.
     pub window_bytes: u64,
 }
 

@@ -43,6 +43,18 @@ fn idle_tenant_yields_memory_and_gets_it_back_when_it_runs() {
 }
 
 #[test]
+fn chunk_that_is_longer_than_the_window_moves_alone() {
+    let mut bench = Bench::with_window(4, 8, CHUNK / 2);
+    let (idle, busy) = (bench.add(1, 100, 0, 4), bench.add(2, 100, 0, 4));
+    bench.allocate(idle, 3);
+    bench.allocate(busy, 3);
+    bench.wants(busy, true);
+    bench.pass(Nanos::from_ms(20));
+    assert!(bench.runs(busy));
+    assert_eq!(bench.manager.totals(idle).bytes.swapped, 2 * CHUNK);
+}
+
+#[test]
 fn of_two_that_want_nothing_the_one_above_its_share_gives() {
     let mut bench = Bench::new(12, 24);
     let (above, below) = (bench.add(1, 100, 0, 12), bench.add(2, 100, 0, 12));

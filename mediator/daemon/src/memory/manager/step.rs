@@ -13,6 +13,24 @@ use crate::memory::entitlement::shares;
 use crate::memory::owner::{Owner, Run, weighed};
 use crate::memory::turns::{Candidate, FORGET_AFTER, PAUSE_MIN, Turn, members, order};
 
+/// What may begin to move in a direction.
+struct Window {
+    left: u64,
+    /// Nothing moves: one chunk may, however long it is. A program's memory may be one chunk.
+    is_idle: bool,
+}
+
+impl Window {
+    const fn most(&self) -> u64 {
+        if self.is_idle { u64::MAX } else { self.left }
+    }
+
+    const fn take(&mut self, bytes: u64) {
+        self.left = self.left.saturating_sub(bytes);
+        self.is_idle = false;
+    }
+}
+
 impl MemoryManager {
     /// Bytes of the card that no chunk is on, or on its way from or to.
     fn card_free(&self) -> u64 {
@@ -232,18 +250,18 @@ impl MemoryManager {
     /// is true if the tenant may run now, false if it is the next one. Returns true once the set is
     /// whole.
     fn bring(&mut self, id: TenantId, runners: &[TenantId], runs: bool) -> bool {
-        let free = self.card_free();
-        let window = self.window_left(Direction::In);
+        let mut free = self.card_free();
+        let mut window = self.window(Direction::In);
         let Some(owner) = self.owners.get_mut(&id) else {
             return true;
         };
         if owner.is_whole() {
             return true;
         }
-        let mut left = free.min(window);
         let mut chunks = Vec::new();
-        while let Some((chunk, bytes)) = owner.begin_in(left) {
-            left -= bytes;
+        while let Some((chunk, bytes)) = owner.begin_in(window.most().min(free)) {
+            free -= bytes;
+            window.take(bytes);
             chunks.push(chunk);
         }
         let missing = owner.bytes().swapped;
@@ -271,19 +289,23 @@ impl MemoryManager {
         }
     }
 
-    fn window_left(&self, direction: Direction) -> u64 {
+    fn window(&self, direction: Direction) -> Window {
         let bytes = self.owners.values().map(|owner| match direction {
             Direction::Out => owner.bytes().out,
             Direction::In => owner.bytes().into,
         });
-        self.config.window_bytes.saturating_sub(bytes.sum())
+        let moving: u64 = bytes.sum();
+        Window {
+            left: self.config.window_bytes.saturating_sub(moving),
+            is_idle: moving == 0,
+        }
     }
 
     /// Moves chunks of other tenants out, up to `need` bytes and as far as permitted.
     fn make_room(&mut self, cause: TenantId, need: u64, runners: &[TenantId], runs: bool) {
         let shares = self.shares();
         let mut need = need;
-        let mut left = self.window_left(Direction::Out).min(self.pool_free());
+        let (mut window, mut free) = (self.window(Direction::Out), self.pool_free());
         let mut orders: BTreeMap<TenantId, Vec<ChunkId>> = BTreeMap::new();
         while need > 0 {
             let Some(victim) = self.victim(cause, &shares, runners, runs) else {
@@ -298,10 +320,11 @@ impl MemoryManager {
                 }
                 break;
             }
-            let Some((chunk, bytes)) = owner.begin_out(left) else {
+            let Some((chunk, bytes)) = owner.begin_out(window.most().min(free)) else {
                 break;
             };
-            left -= bytes;
+            free -= bytes;
+            window.take(bytes);
             need = need.saturating_sub(bytes);
             orders.entry(victim).or_default().push(chunk);
         }

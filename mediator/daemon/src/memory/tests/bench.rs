@@ -52,8 +52,12 @@ pub(super) struct Bench {
 
 impl Bench {
     pub(super) fn new(card: u64, pool: u64) -> Self {
+        Self::with_window(card, pool, 8 * CHUNK)
+    }
+
+    pub(super) fn with_window(card: u64, pool: u64, window_bytes: u64) -> Self {
         let config = MemoryConfig {
-            window_bytes: 8 * CHUNK,
+            window_bytes,
             turn_min: Nanos::from_ms(2),
             ..MemoryConfig::new(card * CHUNK, pool * CHUNK)
         };
