@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::launch::isolated::Isolation;
 use crate::launch::serve_vm;
-use crate::run::{Joins, end};
+use crate::run::{Joins, MemoryArgs, end};
 
 /// Arguments of `cuda-vm`.
 #[derive(clap::Args, Debug)]
@@ -16,6 +16,8 @@ pub(crate) struct Args {
     /// full
     #[arg(long)]
     gpu_memory: Option<u64>,
+    #[command(flatten)]
+    memory: MemoryArgs,
     /// The stand-in driver
     #[arg(long, hide = true)]
     stand_in: bool,
@@ -26,11 +28,13 @@ pub(crate) struct Args {
 /// Serves the device until the VMM closes it.
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let own_name = args.vm.file_stem().and_then(OsStr::to_str);
-    let report = args.joins.report(own_name.map(str::to_owned), [None; 3])?;
+    let report = args
+        .joins
+        .report(own_name.map(str::to_owned), args.memory.bounds())?;
     let isolation = Isolation {
         library: None,
         gpu_bytes: args.gpu_memory,
         stand_in: args.stand_in,
     };
-    end(serve_vm(report, &isolation, &args.vm))
+    end(serve_vm(report, &isolation, args.memory.movable, &args.vm))
 }

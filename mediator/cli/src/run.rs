@@ -66,15 +66,13 @@ pub(crate) fn end(launched: Result<i32, LaunchError>) -> ! {
     std::process::exit(code)
 }
 
-/// Arguments of `run`.
+/// Whether a tenant's GPU memory moves, and its bounds.
 #[derive(clap::Args, Debug)]
-pub(crate) struct Args {
-    #[command(flatten)]
-    joins: Joins,
+pub(crate) struct MemoryArgs {
     /// Let its GPU memory move: a library takes over its allocations (docs/NVIDIA.md lists what
-    /// cannot move)
+    /// cannot move), with --isolated the device process
     #[arg(long)]
-    movable: bool,
+    pub(crate) movable: bool,
     /// GPU memory that it may have, in bytes, with --movable: an allocation beyond it fails as if
     /// the GPU were full, and the program is shown no more
     #[arg(long, requires = "movable")]
@@ -85,9 +83,25 @@ pub(crate) struct Args {
     /// Bytes above which its memory goes first when others need room, with --movable
     #[arg(long, requires = "movable")]
     memory_high: Option<u64>,
+}
+
+impl MemoryArgs {
+    /// Most, reserved and soft bytes.
+    pub(crate) const fn bounds(&self) -> [Option<u64>; 3] {
+        [self.memory_max, self.memory_min, self.memory_high]
+    }
+}
+
+/// Arguments of `run`.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    joins: Joins,
+    #[command(flatten)]
+    memory: MemoryArgs,
     /// Give it no NVIDIA node: a device process issues its calls to the driver
     /// (docs/CUDA_IN_GUESTS.md)
-    #[arg(long, conflicts_with_all = ["movable", "learn"])]
+    #[arg(long, conflicts_with = "learn")]
     isolated: bool,
     /// GPU memory that it may have, in bytes, with --isolated: an allocation beyond it fails as if
     /// the GPU were full
@@ -118,8 +132,7 @@ enum LearnArg {
 
 /// Runs the command and ends with its status.
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
-    let bounds = [args.memory_max, args.memory_min, args.memory_high];
-    let report = args.joins.report(None, bounds)?;
+    let report = args.joins.report(None, args.memory.bounds())?;
     let learn = args.learn.map(|learn| match learn {
         LearnArg::Notify => Learn::Notify,
         LearnArg::Preload => Learn::Preload,
@@ -135,7 +148,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         report,
         learn,
         library: args.preload,
-        movable: args.movable,
+        movable: args.memory.movable,
     };
     end(launch::run(launch))
 }

@@ -50,6 +50,7 @@ impl Guest {
         let driver = StandIn::new().unwrap();
         let copy = Arc::new(Arc::clone(&driver));
         let options = Options {
+            memory: None,
             version: "580.159.04".into(),
             limits,
             report: None,

@@ -29,6 +29,7 @@ use turnstile_nvidia_guest::check::Limits;
 use turnstile_nvidia_guest::device::{Driver, Nvidia, Options, StandIn, serve, serve_machine};
 use turnstile_nvidia_guest::proto::VARIABLE;
 
+use super::door::{Door, connect_device};
 use super::{LaunchError, learner, sys};
 
 /// The library, beside the binary.
@@ -60,10 +61,18 @@ impl Isolation {
     }
 }
 
-/// The command of a device process, with `lines` as the socket for its channels.
-pub(super) fn device_command(isolation: &Isolation, lines: &Path) -> io::Result<Command> {
+/// The command of a device process, with `lines` as the socket for its channels, and `door` for its
+/// memory if that moves.
+pub(super) fn device_command(
+    isolation: &Isolation,
+    lines: &Path,
+    door: Option<&Door>,
+) -> io::Result<Command> {
     let mut command = Command::new(env::current_exe()?);
     command.arg("guest-device").arg("--report").arg(lines);
+    if let Some(door) = door {
+        command.arg("--memory").arg(door.path());
+    }
     if let Some(bytes) = isolation.gpu_bytes {
         command.arg("--gpu-memory").arg(bytes.to_string());
     }
@@ -89,7 +98,11 @@ impl Device {
     ///
     /// # Errors
     /// If there is no library, the driver's release has no table, or the host has no room.
-    pub(super) fn start(isolation: &Isolation, lines: &Path) -> Result<Self, LaunchError> {
+    pub(super) fn start(
+        isolation: &Isolation,
+        lines: &Path,
+        door: Option<&Door>,
+    ) -> Result<Self, LaunchError> {
         isolation.check()?;
         let library = learner::find_named(isolation.library.as_deref(), LIBRARY)?;
         let begin = || {
@@ -97,7 +110,7 @@ impl Device {
             let socket = folder.path().join("device");
             let listener = UnixListener::bind(&socket)?;
             let (theirs, life) = pipe_with(PipeFlags::CLOEXEC)?;
-            let mut command = device_command(isolation, lines)?;
+            let mut command = device_command(isolation, lines, door)?;
             command
                 .stdin(OwnedFd::from(listener))
                 .stdout(theirs)
@@ -133,13 +146,15 @@ impl Device {
 }
 
 /// The device process: serves the VMM that connects to the socket `vm`, or the programs of the
-/// socket on standard input until standard output is hung up.
+/// socket on standard input until standard output is hung up. Its memory moves if it has the
+/// launcher's socket `memory`.
 ///
 /// # Errors
 /// If the driver's release is not known, or the host lacks something.
 pub(crate) fn device(
     isolation: &Isolation,
     lines: Option<&Path>,
+    memory: Option<&Path>,
     vm: Option<&Path>,
 ) -> anyhow::Result<()> {
     let report = lines.map(|path| {
@@ -162,6 +177,7 @@ pub(crate) fn device(
         limits,
         report: report.transpose()?,
         confined: true,
+        memory: memory.map(connect_device).transpose()?,
     };
     if let Some(vm) = vm {
         let listener =

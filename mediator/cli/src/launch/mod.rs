@@ -170,17 +170,21 @@ pub(crate) fn run(launch: Launch) -> Result<i32, LaunchError> {
     let own = || default_name(program.as_ref(), std::process::id());
     let (link, file) = greet(launch.report, launch.movable, own)?;
     let signals = above_all()?;
-    let door = launch
-        .movable
-        .then(|| Door::open(launch.library.as_deref()))
-        .transpose()?;
+    let door = launch.movable.then(|| match launch.isolated {
+        Some(_) => {
+            warn_of_moving();
+            Door::for_device()
+        }
+        None => Door::open(launch.library.as_deref()),
+    });
+    let door = door.transpose()?;
     if let Some(isolation) = &launch.isolated {
         let lines = learner::Lines::open()?;
-        let device = Device::start(isolation, &lines.path())?;
+        let device = Device::start(isolation, &lines.path(), door.as_ref())?;
         let mut command = device.command(program, arguments)?;
         signals.give_back_in(&mut command);
         let started = lines.spawn(command)?;
-        return Supervisor::new(started, signals, link, file, None, Some(device)).run();
+        return Supervisor::new(started, signals, link, file, door, Some(device)).run();
     }
     let started = learner::start(launch.learn, launch.library.as_deref(), || {
         let mut command = Command::new(program);
@@ -226,6 +230,13 @@ fn greet(
     })
 }
 
+/// What is known of memory that moves behind a program's back (docs/CUDA_IN_GUESTS.md).
+fn warn_of_moving() {
+    log::warn!(
+        "Moving the memory of isolated programs is not safe yet: results were wrong in 2 of 6 runs"
+    );
+}
+
 /// Takes the signals. Whatever the command starts stays below this process, also when its parent
 /// ends first.
 fn above_all() -> Result<sys::Signals, LaunchError> {
@@ -243,20 +254,26 @@ fn above_all() -> Result<sys::Signals, LaunchError> {
 pub(crate) fn serve_vm(
     report: Report,
     isolation: &Isolation,
+    movable: bool,
     vm: &Path,
 ) -> Result<i32, LaunchError> {
     isolation.check()?;
     free(vm)?;
     let own = || default_name(vm, std::process::id());
-    let (link, file) = greet(report, false, own)?;
+    let (link, file) = greet(report, movable, own)?;
     let signals = above_all()?;
     let lines = learner::Lines::open()?;
-    let mut command =
-        isolated::device_command(isolation, &lines.path()).map_err(LaunchError::Host)?;
+    let door = movable.then(|| {
+        warn_of_moving();
+        Door::for_device()
+    });
+    let door = door.transpose()?;
+    let mut command = isolated::device_command(isolation, &lines.path(), door.as_ref())
+        .map_err(LaunchError::Host)?;
     command.arg("--vm").arg(vm);
     signals.give_back_in(&mut command);
     let started = lines.spawn(command)?;
-    Supervisor::new(started, signals, link, file, None, None).run()
+    Supervisor::new(started, signals, link, file, door, None).run()
 }
 
 /// Removes a socket that a killed device process left behind. One of another kind is refused by a

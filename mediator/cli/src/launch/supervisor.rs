@@ -305,7 +305,7 @@ impl Supervisor {
     /// Passes connections of the preloaded library on to the daemon. Without a daemon they are
     /// closed, and the library connects again.
     fn hand_on(&mut self) {
-        while let Some(connection) = self.door.as_ref().and_then(Door::next) {
+        while let Some(connection) = self.door.as_mut().and_then(Door::next) {
             if let Some(link) = self.link.as_mut().filter(|link| link.is_up()) {
                 link.send(&ToDaemon::Memory {}, vec![connection]);
             }

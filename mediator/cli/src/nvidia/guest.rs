@@ -11,6 +11,9 @@ pub(crate) struct DeviceArgs {
     /// Socket that gets lines about channels
     #[arg(long)]
     report: Option<PathBuf>,
+    /// Socket of the launcher, for memory that moves
+    #[arg(long)]
+    memory: Option<PathBuf>,
     /// GPU memory that the programs may have, in bytes
     #[arg(long)]
     gpu_memory: Option<u64>,
@@ -40,7 +43,12 @@ pub(crate) fn device(args: &DeviceArgs) -> anyhow::Result<()> {
         gpu_bytes: args.gpu_memory,
         stand_in: args.stand_in,
     };
-    isolated::device(&isolation, args.report.as_deref(), args.vm.as_deref())
+    isolated::device(
+        &isolation,
+        args.report.as_deref(),
+        args.memory.as_deref(),
+        args.vm.as_deref(),
+    )
 }
 
 /// Becomes the program.

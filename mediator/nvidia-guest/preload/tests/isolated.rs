@@ -70,6 +70,7 @@ impl Vm {
         lines.set_nonblocking(true).unwrap();
         let driver = Arc::new(Arc::clone(driver));
         let options = Options {
+            memory: None,
             version: "580.159.04".into(),
             limits,
             report: Some(report),

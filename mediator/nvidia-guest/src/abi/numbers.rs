@@ -57,6 +57,9 @@ pub mod control {
     #![allow(missing_docs)]
     pub const FB_GET_INFO_V2: u32 = 0x2080_1303;
     pub const DISABLE_CHANNELS: u32 = 0x2080_110b;
+    pub const IMPORT_OBJECTS: u32 = 0x3d0c;
+    pub const REGISTER_VIDMEM: u32 = 0x503c_0104;
+    pub const UNREGISTER_VIDMEM: u32 = 0x503c_0105;
 }
 
 /// Calls of unified memory.
@@ -69,6 +72,7 @@ pub mod uvm {
     pub const SET_RANGE_GROUP: u32 = 31;
     pub const MAP_EXTERNAL_ALLOCATION: u32 = 33;
     pub const FREE: u32 = 34;
+    pub const UNMAP_EXTERNAL: u32 = 66;
     pub const SEMAPHORE_POOL: u32 = 68;
     pub const CREATE_EXTERNAL_RANGE: u32 = 73;
     pub const MM_INITIALIZE: u32 = 75;

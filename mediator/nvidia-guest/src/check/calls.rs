@@ -436,34 +436,41 @@ impl Vm {
         freed
     }
 
-    /// Cuts the driver's answer about memory to the quota.
-    pub(crate) fn cut_to_quota(&self, call_number: u32, params: &mut [u8]) {
+    /// Cuts the driver's answer about memory to the quota. Movable memory, which has a limit, is
+    /// free as far as that goes: what others have there is moved away.
+    pub(crate) fn cut_to_quota(&self, number: u32, params: &mut [u8], movable_bytes: Option<u64>) {
         /// Kinds of total and of free memory. SOURCE: `ctrl2080fb.h`, NV2080_CTRL_FB_INFO_INDEX.
         const TOTALS: [u32; 5] = [7, 8, 9, 0xa, 0x20];
         const FREES: [u32; 2] = [0x12, 0x16];
-        let Some(quota) = self
-            .limits
-            .gpu_bytes
-            .filter(|_| call_number == control::FB_GET_INFO_V2)
+        let limits = [self.limits.gpu_bytes, movable_bytes];
+        let Some(quota) = limits
+            .into_iter()
+            .flatten()
+            .min()
+            .filter(|_| number == control::FB_GET_INFO_V2)
         else {
             return;
         };
-        let free = quota.saturating_sub(self.usage.gpu_bytes);
         let count = read_u32(params, 0) as usize;
-        for entry in params
-            .get_mut(4..)
-            .unwrap_or_default()
-            .chunks_exact_mut(8)
-            .take(count)
-        {
+        let entries = params.get_mut(4..).unwrap_or_default();
+        let mut card = u64::MAX;
+        for entry in entries.chunks_exact_mut(8).take(count) {
+            let value = u64::from(read_u32(entry, 4)) << 10;
             let bytes = match read_u32(entry, 0) {
-                index if TOTALS.contains(&index) => quota,
-                index if FREES.contains(&index) => free,
+                index if TOTALS.contains(&index) => {
+                    card = card.min(value);
+                    quota.min(value)
+                }
+                index if FREES.contains(&index) => {
+                    let free = quota.min(card).saturating_sub(self.usage.gpu_bytes);
+                    // Without a total in the list, the driver's figure bounds it.
+                    let is_free = movable_bytes.is_some() && card != u64::MAX;
+                    if is_free { free } else { free.min(value) }
+                }
                 _ => continue,
             };
-            let most = u32::try_from(bytes >> 10).unwrap_or(u32::MAX);
-            let value = read_u32(entry, 4).min(most);
-            crate::abi::write_u32(entry, 4, value);
+            let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX);
+            crate::abi::write_u32(entry, 4, kib);
         }
     }
 }

@@ -135,7 +135,8 @@ fn quota_counts_gpu_memory_and_is_given_back() {
     for (at, word) in [2, 8, 80 << 20, 0x16, 80 << 20].into_iter().enumerate() {
         write_u32(&mut answer, 4 * at, word);
     }
-    rig.vm.cut_to_quota(control::FB_GET_INFO_V2, &mut answer);
+    rig.vm
+        .cut_to_quota(control::FB_GET_INFO_V2, &mut answer, None);
     assert_eq!(
         (read_u32(&answer, 8), read_u32(&answer, 16)),
         (8 << 10, 2 << 10)

@@ -2,8 +2,8 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::PoisonError;
 
+use super::movable::Movable;
 use super::program::Program;
 use super::ram::{Lent, Pieces, User, base_of};
 use super::ranges::{MAP_CLIENT_AT, MAP_MEMORY_AT};
@@ -68,8 +68,8 @@ impl Device {
         };
         // Freeing a client excludes all calls: see the module above.
         let is_last = frees_client(message.request, node, &parts);
-        let alone = is_last.then(|| self.flight.write().unwrap_or_else(PoisonError::into_inner));
-        let shared = (!is_last).then(|| self.flight.read().unwrap_or_else(PoisonError::into_inner));
+        let alone = is_last.then(|| self.enter_alone());
+        let mut shared = (!is_last).then(|| self.enter());
         // Within the locks: memory that is taken from the VM waits for them.
         let pieces = program.pieces(message)?;
         let ram_bytes = pieces.bytes;
@@ -102,9 +102,20 @@ impl Device {
             }
             checked.map_err(refused)?
         };
+        let wanted = self.wants(message, node, &parts, checked.action);
+        let grant = wanted.map(|wanted| {
+            // The answer may take the VM's turn.
+            drop(shared.take());
+            let (grant, entered) = self.granted(message.file, wanted);
+            shared = Some(entered);
+            (wanted, grant)
+        });
+        self.pin_named(message, node, &parts);
         // The driver may have a shared file's pages as registered memory alone.
         let result = if program.shares() && checked.action != Action::Register {
             Err(io::Error::from_raw_os_error(libc::EINVAL))
+        } else if let Some((wanted, grant)) = grant {
+            self.allocate(wanted, grant, message, node, &mut parts)
         } else {
             self.act(&pieces, message, node, &mut parts, &checked)
         };
@@ -125,7 +136,10 @@ impl Device {
         }
         if success && issued {
             self.lend_on(message, node, &parts);
+            self.mapped(message, node, &parts);
         }
+        self.forget_memory(&freed);
+        self.report_pinned();
         drop((alone, shared));
         let result = result?;
         self.forget(&freed);
@@ -134,7 +148,8 @@ impl Device {
         {
             let control = read_u32(&parts.buffers[0], 8);
             if let Some(params) = parts.params_mut() {
-                locked(&self.vm).cut_to_quota(control, params);
+                let limit = self.movable.as_ref().and_then(Movable::limit_bytes);
+                locked(&self.vm).cut_to_quota(control, params, limit);
             }
         }
         Ok(Carried::Done(result, parts))
@@ -162,6 +177,12 @@ impl Device {
                 }
                 if let Some(params) = parts.params_mut() {
                     params.fill(0);
+                }
+                Ok(0)
+            }
+            Action::Forward if self.registers_for_peers(message, node, parts) => {
+                if let Some(at) = status_at(self.release, node, message.request) {
+                    write_u32(&mut parts.buffers[0], at, status::OK);
                 }
                 Ok(0)
             }
@@ -214,6 +235,9 @@ impl Device {
                     .zip(gpu)
                     .ok_or_else(|| io::Error::from_raw_os_error(libc::ENXIO))?;
                 self.free_object(message.file, [client, object.parent, handle]);
+                if let Some(movable) = &self.movable {
+                    movable.freed(client, handle);
+                }
                 let answer =
                     self.register(gpu, [client, object.parent, handle], lent.address(), bytes)?;
                 let at = status_at(self.release, node, message.request).unwrap_or(usize::MAX);

@@ -96,7 +96,7 @@ fn restrict_files() -> io::Result<()> {
 const CALLS: &[libc::c_long] = &[
     // descriptors, sockets, events
     libc::SYS_read, libc::SYS_write, libc::SYS_writev, libc::SYS_close, libc::SYS_fcntl, libc::SYS_sendmsg,
-    libc::SYS_sendto, libc::SYS_recvmsg, libc::SYS_recvfrom, libc::SYS_shutdown, libc::SYS_accept4, libc::SYS_ppoll,
+    libc::SYS_sendto, libc::SYS_recvmsg, libc::SYS_recvfrom, libc::SYS_shutdown, libc::SYS_accept4, libc::SYS_socketpair, libc::SYS_ppoll,
     libc::SYS_epoll_ctl, libc::SYS_epoll_pwait, libc::SYS_eventfd2, libc::SYS_fstat, libc::SYS_fstatfs, libc::SYS_statx,
     libc::SYS_newfstatat, libc::SYS_getsockopt, libc::SYS_setsockopt, libc::SYS_lseek, libc::SYS_readlinkat, libc::SYS_pread64, libc::SYS_pwrite64,
     #[cfg(target_arch = "x86_64")] libc::SYS_readlink, #[cfg(target_arch = "x86_64")] libc::SYS_poll, #[cfg(target_arch = "x86_64")] libc::SYS_epoll_wait,

@@ -207,7 +207,7 @@ pub(super) fn argument(top: Vec<u8>) -> Parts {
     }
 }
 
-fn with_params(top: Vec<u8>, params: Vec<u8>) -> Parts {
+pub(super) fn with_params(top: Vec<u8>, params: Vec<u8>) -> Parts {
     let mut parts = argument(top);
     let child = (!params.is_empty()).then_some(1);
     parts.buffers.extend(child.map(|_| params));

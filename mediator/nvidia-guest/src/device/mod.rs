@@ -11,15 +11,16 @@
 //! device process. A program that ends, in any way, closes its socket: its files are closed, and
 //! the driver frees its clients with them.
 //!
-//! Locks, outermost first: `flight`, then `vm`, `files`, `lending`, each alone. `flight` is read
-//! while a call is issued, and written while a client is freed: the driver may give a freed
-//! client's handle to another VM.
+//! Locks, outermost first: `flight`, then `vm`, `files`, `lending`, movable memory, each alone.
+//! `flight` is read while a call is issued, and written while a client is freed: the driver may
+//! give a freed client's handle to another VM. It is written too while memory moves.
 
 mod calls;
 mod confine;
 mod driver;
 mod events;
 mod machine;
+mod movable;
 mod program;
 mod ram;
 mod ranges;
@@ -42,6 +43,7 @@ use crate::check::{Freed, Limits, Made, Vm};
 pub use driver::{Driver, Nvidia};
 use events::Events;
 pub use machine::serve_machine;
+use movable::Movable;
 use ram::Lending;
 pub use stand_in::StandIn;
 
@@ -76,6 +78,8 @@ pub struct Options {
     pub report: Option<UnixDatagram>,
     /// Becomes this user if it is the superuser, and gives up files and system calls.
     pub confined: bool,
+    /// Takes connections for the daemon, which moves the VM's memory; without it none moves.
+    pub memory: Option<OwnedFd>,
 }
 
 /// A node that is open.
@@ -115,6 +119,7 @@ pub struct Device {
     events: Arc<Events>,
     report: Option<UnixDatagram>,
     next_handle: AtomicU32,
+    movable: Option<Movable>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -131,7 +136,7 @@ pub fn serve(
     driver: Arc<dyn Driver>,
     options: Options,
 ) -> Result<(), DeviceError> {
-    let device = Arc::new(Device::prepare(driver, options)?);
+    let device = Device::prepare(driver, options)?;
     let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
     let ended = Arc::new(ended.map_err(|errno| DeviceError::Host(errno.into()))?);
     let mut programs: Vec<thread::JoinHandle<()>> = Vec::new();
@@ -190,7 +195,7 @@ pub fn serve(
 
 impl Device {
     /// The driver's windows are made, and rights given up.
-    fn prepare(driver: Arc<dyn Driver>, options: Options) -> Result<Self, DeviceError> {
+    fn prepare(driver: Arc<dyn Driver>, options: Options) -> Result<Arc<Self>, DeviceError> {
         let release = crate::abi::release(&options.version)?;
         if release.tried == Tried::HeadersOnly {
             log::warn!(
@@ -201,9 +206,19 @@ impl Device {
         if options.confined {
             confine::before_driver().map_err(DeviceError::Confine)?;
         }
-        let device = Self::new(release, driver, options.limits, options.report)?;
+        let mut device = Self::new(release, driver, options.limits, options.report)?;
+        // The daemon's mover has one GPU: memory of another could not come from it.
+        let one = device.windows.len() == 1;
+        device.movable = options.memory.filter(|_| one).map(Movable::new);
         if options.confined {
             confine::before_programs(release).map_err(DeviceError::Confine)?;
+        }
+        let device = Arc::new(device);
+        if device.movable.is_some() {
+            let own = Arc::downgrade(&device);
+            let thread = thread::Builder::new().name("guest-memory".to_owned());
+            let started = thread.spawn(move || movable::serve(&own));
+            started.map_err(DeviceError::Host)?;
         }
         Ok(device)
     }
@@ -238,6 +253,7 @@ impl Device {
             report,
             // Beyond the handles that libcuda counts up from 0x5c000001.
             next_handle: AtomicU32::new(0x5cf0_0001),
+            movable: None,
         })
     }
 
@@ -255,6 +271,17 @@ impl Device {
         let number = opened.file()?.as_raw_fd();
         keep.push(opened);
         Ok(number)
+    }
+
+    /// Takes movable memory from the list that is no longer there, while no call is in flight that
+    /// could see it.
+    fn forget_memory(&self, freed: &[Freed]) {
+        let Some(movable) = &self.movable else { return };
+        for one in freed {
+            if let Freed::Gone { client, handle, .. } = *one {
+                movable.freed(client, handle);
+            }
+        }
     }
 
     /// Takes note of what is no longer there.

@@ -268,6 +268,10 @@ impl Device {
         self.events.remove(file);
         let opened = locked(&self.files).remove(&file);
         drop(opened);
+        if let Some(movable) = &self.movable {
+            movable.closed(file);
+        }
+        self.forget_memory(&freed);
         drop(flight);
         self.forget(&freed);
         let unmapped = locked(&self.lending).closed(file);

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use super::program::Program;
@@ -15,12 +14,12 @@ use crate::proto::Message;
 
 /// Offsets in UVM_MAP_EXTERNAL_ALLOCATION's parameters. SOURCE: `uvm_ioctl.h`, 570 to 595.
 const MAP_BYTES: usize = 9264;
-const MAP_ATTRIBUTES_AT: usize = 24;
-const MAP_COUNT_AT: usize = 9240;
+pub(super) const MAP_ATTRIBUTES_AT: usize = 24;
+pub(super) const MAP_COUNT_AT: usize = 9240;
 const MAP_CONTROL_AT: usize = 9248;
 pub(super) const MAP_CLIENT_AT: usize = 9252;
 pub(super) const MAP_MEMORY_AT: usize = 9256;
-const MAP_STATUS_AT: usize = 9260;
+pub(super) const MAP_STATUS_AT: usize = 9260;
 /// UvmGpuMappingAttributes: mapping type, then caching. SOURCE: `uvm_types.h`.
 const CACHING_AT: usize = 20;
 const CACHED: u32 = 1;
@@ -32,7 +31,7 @@ impl Device {
     /// If it is refused.
     pub(super) fn managed(&self, program: &Program<'_>, message: &Message) -> io::Result<Message> {
         let (base, bytes) = (message.a, message.b);
-        let _shared = self.flight.read().unwrap_or_else(PoisonError::into_inner);
+        let _shared = self.enter();
         let pieces = program.pieces(message)?;
         let ram_bytes = pieces.bytes;
         let checked = {
@@ -80,7 +79,7 @@ impl Device {
             return Ok(status::OBJECT_NOT_FOUND);
         };
         let lent = pieces.map()?;
-        let handle = self.next_handle.fetch_add(1, Ordering::Relaxed);
+        let handle = self.own_handle();
         let own = [space.client, space.device, handle];
         match self.register(gpu_file, own, lent.address(), bytes)? {
             status::OK => {}
@@ -123,6 +122,11 @@ impl Device {
         Ok(status::OK)
     }
 
+    /// A handle that no program has.
+    pub(super) fn own_handle(&self) -> u32 {
+        self.next_handle.fetch_add(1, Ordering::Relaxed)
+    }
+
     /// Frees an object that this process has made for a range.
     pub(super) fn free_own(&self, client: u32, handle: u32) {
         let found = {
@@ -134,8 +138,8 @@ impl Device {
         }
     }
 
-    /// Frees an object, by a call on a control file.
-    pub(super) fn free_object(&self, control: u32, [client, parent, handle]: [u32; 3]) {
+    /// Frees an object, by a call on a control file; returns the driver's status.
+    pub(super) fn free_object(&self, control: u32, [client, parent, handle]: [u32; 3]) -> u32 {
         let top = driver::words(&[client, parent, handle, 0]);
         let request = driver::request(escape::RM_FREE, top.len());
         let mut parts = driver::argument(top);
@@ -143,8 +147,13 @@ impl Device {
             self.driver
                 .call(opened.file()?.as_fd(), request, &mut parts)
         });
-        if issued.is_err() || read_u32(&parts.buffers[0], 12) != status::OK {
+        let status = match issued {
+            Ok(_) => read_u32(&parts.buffers[0], 12),
+            Err(_) => status::OPERATING_SYSTEM,
+        };
+        if status != status::OK {
             log::debug!("An object is freed with its client");
         }
+        status
     }
 }

@@ -3,7 +3,9 @@
 //! GP_PUT in the channel's USERD, as if all commands had run, and raises the client's events.
 //!
 //! It keeps the driver's rules that matter for isolation: clients are numbered over all VMs, an
-//! unknown client is refused, and closing a file frees the clients that were made on it.
+//! unknown client is refused, and closing a file frees the clients that were made on it. A handle
+//! has one object; unified memory maps objects that there are, and keeps them mapped when their
+//! handle is freed.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,15 +19,25 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, makedev, memfd_create};
 
+use super::ranges::{MAP_CLIENT_AT, MAP_MEMORY_AT, MAP_STATUS_AT};
 use super::{Driver, locked};
-use crate::abi::numbers::{WINDOW_BYTES, class, escape, status, uvm};
-use crate::abi::{Node, Parts, number, read_u32, read_u64, write_u32};
+use crate::abi::numbers::{MEMORY_BYTES_AT, WINDOW_BYTES, class, control, escape, status, uvm};
+use crate::abi::{Node, Parts, number, read_u32, read_u64, write_u32, write_u64};
+use crate::sys;
 
 /// First handle of a client. SOURCE: seen of driver 580.159.04.
 const FIRST_CLIENT: u32 = 0xc1d0_0001;
 /// NV_ERR_INSUFFICIENT_PERMISSIONS, NV_ERR_INVALID_CLIENT.
 const REFUSED: u32 = 0x1b;
 const NO_CLIENT: u32 = 0x23;
+/// NV_ERR_INSERT_DUPLICATE_NAME.
+const IN_USE: u32 = 0x19;
+/// NV_MEMORY_ALLOCATION_PARAMS: the last byte's number. SOURCE: `nvos.h`.
+const LIMIT_AT: usize = 88;
+/// GPU memory is allocated in pages of this many bytes.
+const ROUNDED_TO: u64 = 0x1_0000;
+/// SOURCE: `uvm_ioctl.h`, UVM_UNMAP_EXTERNAL.
+const UNMAP_STATUS_AT: usize = 32;
 /// NVC361_NOTIFY_CHANNEL_PENDING: a store of a channel's token. SOURCE: `class/clc361.h`.
 const DOORBELL_AT: u64 = 0x90;
 /// USERD. SOURCE: `class/clc86f.h`.
@@ -53,6 +65,8 @@ struct State {
     clients: BTreeMap<u32, Client>,
     /// Open files, by descriptor, to raise their events.
     files: BTreeMap<i32, OwnedFd>,
+    /// Mappings of unified memory: file and base -> client and memory.
+    mappings: BTreeMap<(i32, u64), (u32, u32)>,
     made: u32,
     tokens: u32,
     calls: u64,
@@ -77,6 +91,8 @@ struct Object {
     userd: (u32, u64),
     /// Number that its doorbell store has, of all VMs' objects.
     token: u32,
+    /// Memory that was imported.
+    imported: Option<OwnedFd>,
 }
 
 impl StandIn {
@@ -111,6 +127,21 @@ impl StandIn {
         locked(&self.state).clients.keys().next().copied()
     }
 
+    /// Memory of an object that was imported: another descriptor of it.
+    pub fn imported(&self, client: u32, handle: u32) -> Option<OwnedFd> {
+        let state = locked(&self.state);
+        let object = state.clients.get(&client)?.objects.get(&handle)?;
+        object.imported.as_ref()?.try_clone().ok()
+    }
+
+    /// Objects that unified memory has mapped: base, client and handle.
+    pub fn mappings(&self) -> Vec<(u64, u32, u32)> {
+        let state = locked(&self.state);
+        let all = state.mappings.iter();
+        all.map(|((_, base), (client, handle))| (*base, *client, *handle))
+            .collect()
+    }
+
     /// Number of calls.
     pub fn calls(&self) -> u64 {
         locked(&self.state).calls
@@ -141,6 +172,7 @@ impl Driver for Arc<StandIn> {
         let number = file.as_raw_fd();
         let mut state = locked(&self.state);
         state.files.remove(&number);
+        state.mappings.retain(|(file, _), _| *file != number);
         state.clients.retain(|_, client| client.file != number);
         state
             .clients
@@ -166,9 +198,7 @@ impl Driver for Arc<StandIn> {
         if let Some((number, _)) = number(request) {
             state.escape(file.as_raw_fd(), number, parts);
         } else if let Some(top) = parts.buffers.first_mut() {
-            // Calls of unified memory succeed; each has its status in the last words.
-            let end = top.len();
-            write_u32(top, end.saturating_sub(4), status::OK);
+            state.unified(file.as_raw_fd(), request, top);
         }
         Ok(0)
     }
@@ -277,7 +307,16 @@ impl State {
                     address: if is_ram { read_u64(top, 24) } else { 0 },
                     userd: (read_u32(params, 32), read_u64(params, 64)),
                     token: self.tokens,
+                    imported: None,
                 };
+                let bytes = read_u64(params, MEMORY_BYTES_AT);
+                if class == class::GPU_MEMORY
+                    && let Some(params) = parts.params_mut()
+                {
+                    let bytes = bytes.saturating_add(ROUNDED_TO - 1) & !(ROUNDED_TO - 1);
+                    write_u64(params, MEMORY_BYTES_AT, bytes);
+                    write_u64(params, LIMIT_AT, bytes.saturating_sub(1));
+                }
                 let answer = self.insert(client, handle, object);
                 (if is_ram || long { 40 } else { 28 }, answer)
             }
@@ -303,6 +342,10 @@ impl State {
             ),
             escape::RM_MAP_MEMORY => (40, refused),
             escape::RM_UNMAP_MEMORY => (24, refused),
+            escape::RM_CONTROL if handle == control::IMPORT_OBJECTS => {
+                let answer = self.import(client, parts.params().unwrap_or_default());
+                (28, answer)
+            }
             escape::RM_CONTROL => {
                 // The object of the control is the channel.
                 let channel = self
@@ -328,8 +371,55 @@ impl State {
         if object.parent != client && !known.objects.contains_key(&object.parent) {
             return status::OBJECT_NOT_FOUND;
         }
+        if known.objects.contains_key(&handle) {
+            return IN_USE;
+        }
         known.objects.insert(handle, object);
         status::OK
+    }
+
+    /// NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECTS_FROM_FD, of one object.
+    fn import(&mut self, client: u32, params: &[u8]) -> u32 {
+        // CAST: a descriptor has 32 bits, and is negative if there is none.
+        let Ok(memory) = sys::duplicate(read_u32(params, 0) as i32) else {
+            return REFUSED;
+        };
+        let (parent, handle) = (read_u32(params, 4), read_u32(params, 8));
+        let object = Object {
+            parent,
+            address: 0,
+            userd: (0, 0),
+            token: 0,
+            imported: Some(memory),
+        };
+        self.insert(client, handle, object)
+    }
+
+    /// A call of unified memory.
+    fn unified(&mut self, file: i32, request: u32, top: &mut [u8]) {
+        let base = read_u64(top, 0);
+        let known = |(client, handle): (u32, u32)| {
+            let client = self.clients.get(&client);
+            client.is_some_and(|client| client.objects.contains_key(&handle))
+        };
+        let (at, answer) = match request {
+            uvm::MAP_EXTERNAL_ALLOCATION => {
+                let memory = (read_u32(top, MAP_CLIENT_AT), read_u32(top, MAP_MEMORY_AT));
+                if known(memory) {
+                    self.mappings.insert((file, base), memory);
+                    (MAP_STATUS_AT, status::OK)
+                } else {
+                    (MAP_STATUS_AT, status::OBJECT_NOT_FOUND)
+                }
+            }
+            uvm::UNMAP_EXTERNAL => {
+                self.mappings.remove(&(file, base));
+                (UNMAP_STATUS_AT, status::OK)
+            }
+            // Others succeed; each has its status in the last words.
+            _ => (top.len().saturating_sub(4), status::OK),
+        };
+        write_u32(top, at, answer);
     }
 
     fn free(&mut self, client: u32, handle: u32) -> u32 {

@@ -4,7 +4,7 @@
 use std::ffi::c_void;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::Arc;
 
@@ -39,6 +39,19 @@ pub(crate) fn call(fd: BorrowedFd<'_>, request: u32, parts: &mut Parts) -> io::R
         write_u64(&mut parts.buffers[link.parent], link.at, value);
     }
     if result < 0 { Err(error) } else { Ok(result) }
+}
+
+/// Another descriptor of the file behind a number, for the stand-in driver.
+///
+/// # Errors
+/// EBADF if nothing is open there.
+pub(crate) fn duplicate(number: i32) -> io::Result<OwnedFd> {
+    if number < 0 {
+        return Err(io::Error::from_raw_os_error(libc::EBADF));
+    }
+    // SAFETY: the number is not negative, and is used for one call, which checks it.
+    let file = unsafe { BorrowedFd::borrow_raw(number) };
+    file.try_clone_to_owned()
 }
 
 /// A part of a file of guest RAM.

@@ -122,6 +122,16 @@ impl Backing for ProgramChunks {
         }
     }
 
+    fn give(&self, tenant: TenantId, chunk: ProgramPlace) -> Result<Option<OwnedFd>, Denial> {
+        let sets = self.0.sets.get().ok_or(Denial::Full)?;
+        let place = self.0.numbers().number(tenant, chunk);
+        let given = sets.give(tenant, place.ok_or(Denial::Full)?);
+        given.ok_or_else(|| {
+            self.0.numbers().forget(tenant, chunk);
+            Denial::Full
+        })
+    }
+
     fn made(&self, tenant: TenantId, chunk: ProgramPlace, handle: OwnedFd) {
         // Without sets the handle is closed: it would keep the memory.
         if let Some(sets) = self.0.sets.get() {

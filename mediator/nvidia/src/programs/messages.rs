@@ -7,17 +7,17 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use turnstile_accounting::TenantId;
+use turnstile_preload_wire::socket::DaemonLine;
 use turnstile_preload_wire::{ChunkNumber, Denial, ToDaemon, ToLibrary, VERSION};
 
 use super::book::{Breach, ProcessNumber};
-use super::line::Line;
-use super::{Grant, ProgramMemory, ProgramPlace};
+use super::{Backing, Grant, ProgramMemory, ProgramPlace};
 
 /// Minimum time between two log lines on refusals, which programs can cause.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 impl ProgramMemory {
-    pub(super) fn serve_library(&self, tenant: TenantId, number: ProcessNumber, line: &Line) {
+    pub(super) fn serve_library(&self, tenant: TenantId, number: ProcessNumber, line: &DaemonLine) {
         let mut greeted = false;
         let end = loop {
             let (message, fd) = match line.next() {
@@ -62,7 +62,7 @@ impl ProgramMemory {
         &self,
         tenant: TenantId,
         number: ProcessNumber,
-        line: &Line,
+        line: &DaemonLine,
         message: ToDaemon,
         fd: Option<OwnedFd>,
     ) -> Result<bool, Breach> {
@@ -73,21 +73,22 @@ impl ProgramMemory {
         };
         match message {
             ToDaemon::Ask { chunk, bytes } => {
-                let request = self.0.lock().book.ask(number, chunk, bytes)?;
-                let granted = request.and_then(|()| {
-                    let granted = self.0.backing.allocate(tenant, place(chunk, bytes));
-                    granted.inspect_err(|denial| {
-                        self.0.lock().book.withdraw(number, chunk, *denial);
-                    })
+                let place = place(chunk, bytes);
+                let granted = self.within_limits(place, |of| of.allocate(tenant, place))?;
+                return Ok(match granted {
+                    Ok(Grant::Given) => true,
+                    Ok(Grant::Make) => line.say(&ToLibrary::Granted { chunk }, None),
+                    Err(reason) => self.deny(tenant, line, place, reason),
                 });
-                match granted {
-                    Ok(Grant::Given) => return Ok(true),
-                    Ok(Grant::Make) => return Ok(line.say(&ToLibrary::Granted { chunk }, None)),
-                    Err(reason) => {
-                        self.tell(tenant, bytes, reason);
-                        return Ok(line.say(&ToLibrary::Denied { chunk, reason }, None));
-                    }
-                }
+            }
+            ToDaemon::Take { chunk, bytes } => {
+                let place = place(chunk, bytes);
+                let given = self.within_limits(place, |of| of.give(tenant, place))?;
+                return Ok(match given {
+                    Ok(None) => true,
+                    Ok(handle) => line.say(&ToLibrary::Restore { chunk }, handle.as_ref()),
+                    Err(reason) => self.deny(tenant, line, place, reason),
+                });
             }
             ToDaemon::Made { chunk, bytes } => {
                 self.0.lock().book.made(number, chunk, bytes)?;
@@ -127,6 +128,39 @@ impl ProgramMemory {
             ToDaemon::Hello { .. } => return Ok(false),
         }
         Ok(true)
+    }
+
+    /// Requests a chunk of the book, then of the backing; the book withdraws what that denies.
+    fn within_limits<T>(
+        &self,
+        place: ProgramPlace,
+        request: impl FnOnce(&dyn Backing) -> Result<T, Denial>,
+    ) -> Result<Result<T, Denial>, Breach> {
+        let ProgramPlace {
+            process,
+            chunk,
+            bytes,
+        } = place;
+        let permitted = self.0.lock().book.ask(process, chunk, bytes)?;
+        Ok(permitted.and_then(|()| {
+            let granted = request(&*self.0.backing);
+            granted.inspect_err(|denial| {
+                self.0.lock().book.withdraw(process, chunk, *denial);
+            })
+        }))
+    }
+
+    /// Denies a chunk. False if the process cannot be reached any more.
+    fn deny(
+        &self,
+        tenant: TenantId,
+        line: &DaemonLine,
+        place: ProgramPlace,
+        reason: Denial,
+    ) -> bool {
+        self.tell(tenant, place.bytes, reason);
+        let chunk = place.chunk;
+        line.say(&ToLibrary::Denied { chunk, reason }, None)
     }
 
     fn tell_pinned(&self, tenant: TenantId) {

@@ -9,7 +9,6 @@
 
 mod book;
 mod chunks;
-mod line;
 mod messages;
 #[cfg(test)]
 mod tests;
@@ -22,11 +21,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use turnstile_accounting::TenantId;
+use turnstile_preload_wire::socket::DaemonLine;
 use turnstile_preload_wire::{ChunkNumber, Denial, Pin, ToLibrary};
 
 use book::{Book, ProcessNumber};
 pub use chunks::ProgramChunks;
-use line::Line;
 
 /// Maximum number of connected processes of all programs: each takes a thread.
 const CONNECTIONS_MAX: usize = 512;
@@ -64,6 +63,12 @@ pub trait Backing: Send + Sync + Debug {
     /// # Errors
     /// If GPU and host have no room.
     fn allocate(&self, tenant: TenantId, place: ProgramPlace) -> Result<Grant, Denial>;
+    /// Gives a chunk within the tenant's limits: its handle, or nothing if it comes later
+    /// ([`ProgramMemory::map`]).
+    ///
+    /// # Errors
+    /// If GPU and host have no room.
+    fn give(&self, tenant: TenantId, place: ProgramPlace) -> Result<Option<OwnedFd>, Denial>;
     /// The program has made a chunk, of which this is a handle.
     fn made(&self, tenant: TenantId, place: ProgramPlace, handle: OwnedFd);
     /// A chunk was freed, or does not move any more.
@@ -83,6 +88,10 @@ impl Backing for Unmoved {
         Ok(Grant::Make)
     }
 
+    fn give(&self, _: TenantId, _: ProgramPlace) -> Result<Option<OwnedFd>, Denial> {
+        Err(Denial::Full)
+    }
+
     /// Closes the handle, which would keep the memory.
     fn made(&self, _: TenantId, _: ProgramPlace, _: OwnedFd) {}
 
@@ -98,7 +107,7 @@ struct State {
     book: Book,
     /// Limit of each tenant's bytes; `u64::MAX` without a limit.
     limits: BTreeMap<TenantId, u64>,
-    lines: BTreeMap<ProcessNumber, Arc<Line>>,
+    lines: BTreeMap<ProcessNumber, Arc<DaemonLine>>,
     awaited: Awaited,
     logged_at: Option<Instant>,
     /// When it was last logged that a connection of a tenant ended early.
@@ -107,7 +116,7 @@ struct State {
 
 impl State {
     /// Refuses a connection beyond the limits, or a second one of a process.
-    fn admit(&self, tenant: TenantId, line: &Line) -> Result<(), String> {
+    fn admit(&self, tenant: TenantId, line: &DaemonLine) -> Result<(), String> {
         if self.lines.len() >= CONNECTIONS_MAX {
             return Err(format!(
                 "{CONNECTIONS_MAX} processes have movable memory already"
@@ -177,7 +186,7 @@ impl ProgramMemory {
     /// # Errors
     /// If there are too many, no thread, or no such tenant.
     pub fn connect(&self, tenant: TenantId, socket: OwnedFd) -> Result<(), String> {
-        let line = Arc::new(Line::new(socket).map_err(|error| error.to_string())?);
+        let line = Arc::new(DaemonLine::new(socket).map_err(|error| error.to_string())?);
         let mut state = self.0.lock();
         state.admit(tenant, &line)?;
         let limit = state.limits.get(&tenant).copied();
@@ -340,6 +349,7 @@ impl ProgramMemory {
             "program_pinned_too_many_bytes",
             "program_pinned_orphaned_bytes",
             "program_pinned_ending_bytes",
+            "program_pinned_driver_bytes",
         ];
         let mut figures: BTreeMap<_, _> = names.into_iter().zip(pinned).collect();
         figures.insert("program_memory_denied_limit", limit);

@@ -40,6 +40,14 @@ impl Backing for Recorder {
         Ok(Grant::Make)
     }
 
+    fn give(&self, _: TenantId, place: ProgramPlace) -> Result<Option<OwnedFd>, Denial> {
+        if *self.full.lock().unwrap() {
+            return Err(Denial::Full);
+        }
+        self.made.lock().unwrap().push(place);
+        Ok(Some(null()))
+    }
+
     fn made(&self, _: TenantId, place: ProgramPlace, _: OwnedFd) {
         self.made.lock().unwrap().push(place);
     }
@@ -240,6 +248,30 @@ fn breach_ends_the_connection_and_frees_its_chunks() {
 }
 
 #[test]
+fn chunk_that_the_daemon_makes_comes_with_its_handle_or_is_denied() {
+    let (memory, recorder) = memory(false);
+    let library = connect(&memory, 40 * MIB);
+    let bytes = turnstile_preload_wire::GRANULE_BYTES;
+    library.say(ToDaemon::Take { chunk: 1, bytes });
+    assert_eq!(library.receive(), Some(ToLibrary::Restore { chunk: 1 }));
+    assert_eq!(recorder.made.lock().unwrap().len(), 1);
+    library.say(ToDaemon::Restored { chunk: 1 });
+    until(|| memory.held_bytes(A) == Some((bytes, 0)));
+    *recorder.full.lock().unwrap() = true;
+    library.say(ToDaemon::Take { chunk: 2, bytes });
+    let reason = Denial::Full;
+    assert_eq!(
+        library.receive(),
+        Some(ToLibrary::Denied { chunk: 2, reason })
+    );
+    assert_eq!(
+        memory.held_bytes(A),
+        Some((bytes, 0)),
+        "nothing is kept of it"
+    );
+}
+
+#[test]
 fn a_process_has_one_connection() {
     let (memory, _) = memory(false);
     let library = connect(&memory, 40 * MIB);
@@ -262,7 +294,7 @@ fn connections_of_a_tenant_are_limited() {
         let flags = SocketFlags::CLOEXEC;
         let (_, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-        Line::new(theirs).unwrap()
+        DaemonLine::new(theirs).unwrap()
     };
     let mut state = memory.0.lock();
     for pid in 1..=PROCESSES_MAX as u32 {

@@ -4,14 +4,15 @@
 //! Nothing here waits for a move: the thread that reports a program's memory also receives its
 //! answers to the daemon's orders to unmap.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use turnstile_accounting::{Nanos, TenantId};
 
-use super::table::{Owner, State};
-use super::{Mapper, Place, Sets, lock};
-use crate::mover::Resident;
+use super::table::{Owner, State, Table};
+use super::{Mapper, Place, Sets, Shared, lock};
+use crate::mover::{MoverError, Resident};
 use turnstile_gpu::{ChunkId, Direction, MemoryEvent, MoveReport};
 
 /// Time for which a program that got its memory because of work counts as busy; then the engine
@@ -75,6 +76,22 @@ impl Wishes {
     }
 }
 
+impl Shared {
+    /// Whether memory for an owner can be made on the card now. `None` as in [`Sets::grant`].
+    fn grants(&self, table: &mut Table, tenant: TenantId, bytes: u64) -> Option<bool> {
+        if table.promised.saturating_add(bytes) > self.room_bytes() {
+            return None;
+        }
+        let fixed: u64 = table.owners.values().map(|owner| owner.fixed_bytes).sum();
+        let own = table.owner(tenant).ok()?.chunks.values();
+        let own: u64 = own.map(|chunk| chunk.place.bytes).sum();
+        if own + bytes + fixed > self.card_bytes {
+            return None;
+        }
+        Some(table.on_card + bytes <= self.card_bytes)
+    }
+}
+
 impl Sets {
     /// Adds an owner that makes its memory itself, and may run.
     pub(crate) fn add_program(&self, tenant: TenantId, mapper: Arc<dyn Mapper>) {
@@ -82,14 +99,11 @@ impl Sets {
     }
 
     /// Requests memory at a place. True if the owner has to make it now ([`Self::made`]); false if
-    /// it gets it later by a move. `None` if GPU and host have no room.
+    /// it gets it later by a move. `None` if GPU and host have no room, or the owner's memory would
+    /// not fit on the card as a whole: then it could not run any more.
     pub fn grant(&self, tenant: TenantId, place: Place) -> Option<bool> {
-        let room_bytes = self.shared.room_bytes();
         let mut table = lock(&self.shared.table);
-        if table.promised.saturating_add(place.bytes) > room_bytes {
-            return None;
-        }
-        let here = table.on_card + place.bytes <= self.shared.card_bytes;
+        let here = self.shared.grants(&mut table, tenant, place.bytes)?;
         let first = ChunkId(table.next);
         let owner = table.owner(tenant).ok()?;
         let state = if here { State::Granted } else { State::Blank };
@@ -102,6 +116,28 @@ impl Sets {
         drop(table);
         self.shared.changed.notify_all();
         Some(here)
+    }
+
+    /// The same for memory that the mover makes. Returns a handle for the owner, or nothing if it
+    /// comes later by a move. Memory is entered once it is made: no move sees it before.
+    pub(crate) fn give(&self, tenant: TenantId, place: Place) -> Option<Option<OwnedFd>> {
+        let mut table = lock(&self.shared.table);
+        if !self.shared.grants(&mut table, tenant, place.bytes)? {
+            drop(table);
+            return self.grant(tenant, place).map(|_| None);
+        }
+        table.on_card += place.bytes;
+        drop(table);
+        let made = self.shared.copies.create(place.bytes);
+        let failed = |error: &MoverError| log::debug!("Memory for {tenant} is not made: {error}");
+        let handle = made.inspect_err(failed).ok().and_then(|memory| {
+            let handle = memory.share().ok();
+            self.made(tenant, place, memory);
+            handle
+        });
+        // The room is the memory's now, or free again.
+        lock(&self.shared.table).on_card -= place.bytes;
+        handle.map(Some)
     }
 
     /// Records memory that an owner has made: granted, or made before the owner was known.

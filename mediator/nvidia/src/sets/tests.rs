@@ -1,6 +1,7 @@
 //! Owners, their memory, and copies, all in memory.
 
 mod failures;
+mod given;
 mod random_moves;
 
 use std::collections::BTreeSet;

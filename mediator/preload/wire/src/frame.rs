@@ -105,6 +105,7 @@ impl ToDaemon {
             Self::Failed { chunk, result } => [10, chunk, result.into(), 0],
             Self::Info { question } => [11, question, 0, 0],
             Self::Wants {} => [12, 0, 0, 0],
+            Self::Take { chunk, bytes } => [13, chunk, bytes, 0],
         })
     }
 
@@ -147,6 +148,10 @@ impl ToDaemon {
                 question: chunk(a)?,
             })?,
             12 => unused(&[a, b]).map(|()| Self::Wants {})?,
+            13 => Self::Take {
+                chunk: chunk(a)?,
+                bytes: size(b)?,
+            },
             _ => return Err(FrameError::Kind(kind)),
         };
         belongs(message, message.descriptors(), descriptors)
@@ -271,6 +276,7 @@ mod tests {
             ToDaemon::Failed { chunk, result: 2 },
             ToDaemon::Info { question: 8 },
             ToDaemon::Wants {},
+            ToDaemon::Take { chunk, bytes },
         ];
         to_daemon.extend(Pin::ALL.map(|reason| ToDaemon::Pinned { reason, bytes: 5 }));
         for message in to_daemon {
@@ -308,7 +314,8 @@ mod tests {
         assert_eq!(refused([7, 9, 0, 0]), FrameError::Reason(9));
         assert_eq!(refused([4, 1, 2, 0]), FrameError::Unused(2));
         assert_eq!(refused([12, 1, 0, 0]), FrameError::Unused(1));
-        assert_eq!(refused([13, 1, 0, 0]), FrameError::Kind(13));
+        assert_eq!(refused([13, 1, 0, 0]), FrameError::Bytes(0));
+        assert_eq!(refused([14, 1, 0, 0]), FrameError::Kind(14));
         let made = [3, 1, GRANULE_BYTES, 0];
         let (got, expected) = (0, 1);
         assert_eq!(refused(made), FrameError::Descriptors { got, expected });

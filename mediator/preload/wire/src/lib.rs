@@ -27,6 +27,8 @@
 #![deny(unsafe_code)]
 
 mod frame;
+#[cfg(feature = "socket")]
+pub mod socket;
 
 pub use frame::FrameError;
 
@@ -74,11 +76,13 @@ pub enum Pin {
     Orphaned = 7,
     /// The process is ending.
     Ending = 8,
+    /// A device process did not get it from the daemon, or another object names it.
+    Driver = 9,
 }
 
 impl Pin {
     /// All reasons.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Array,
         Self::Managed,
         Self::OtherContext,
@@ -88,6 +92,7 @@ impl Pin {
         Self::TooMany,
         Self::Orphaned,
         Self::Ending,
+        Self::Driver,
     ];
 
     /// The reason's name in logs and the API.
@@ -102,6 +107,7 @@ impl Pin {
             Self::TooMany => "too_many",
             Self::Orphaned => "orphaned",
             Self::Ending => "ending",
+            Self::Driver => "driver",
         }
     }
 }
@@ -190,6 +196,14 @@ pub enum ToDaemon {
     /// The program has work for the GPU and lacks memory. Sent once for each time that memory
     /// leaves.
     Wants {},
+    /// Requests a chunk that the daemon makes: the answer is [`ToLibrary::Restore`] or
+    /// [`ToLibrary::Denied`].
+    Take {
+        /// Its number.
+        chunk: ChunkNumber,
+        /// Its bytes.
+        bytes: u64,
+    },
 }
 
 /// Messages of the daemon.

@@ -53,7 +53,7 @@ struct Job {
 /// A VM.
 #[derive(Debug)]
 struct Machine {
-    device: Device,
+    device: Arc<Device>,
     memory: Arc<Memory>,
     vectors: Vectors,
     queue: Mutex<Option<Arc<Queue>>>,
@@ -88,7 +88,7 @@ pub fn serve_machine(
 }
 
 impl Machine {
-    fn new(device: Device) -> Arc<Self> {
+    fn new(device: Arc<Device>) -> Arc<Self> {
         let seldom = Arc::new(Seldom::default());
         Arc::new_cyclic(|own: &Weak<Self>| {
             let of_workers = own.clone();

@@ -1,20 +1,24 @@
-//! Frames to and from a program's library, over its SEQPACKET socket.
+//! Frames over a SEQPACKET socket, for processes that are not the preloaded library.
+//!
+//! In: messages of this side. Out: checked messages of the other side, each with its descriptor.
 
 use std::io::{self, IoSlice, IoSliceMut};
+use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::sockopt::{socket_peercred, socket_type};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, Shutdown, SocketType, recvmsg, sendmsg, shutdown,
 };
-use turnstile_preload_wire::{FRAME_BYTES, FrameError, ToDaemon, ToLibrary};
 
-use crate::line::has_room;
+use crate::{FRAME_BYTES, FrameError, ToDaemon, ToLibrary};
 
-/// Time limit for sending. TIMEOUT: the library has a thread that reads, also on a busy host. A
+/// Time limit for sending. TIMEOUT: each side has a thread that reads, also on a busy host. A
 /// connection that accepts nothing within the limit is ended.
 const SEND_LIMIT: Duration = Duration::from_secs(2);
 /// Maximum descriptors received with a frame. A frame with more than one is refused, and all are
@@ -23,32 +27,85 @@ const FDS_MAX: usize = 4;
 
 /// Why no frame could be received.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum LineError {
+pub enum LineError {
+    /// The socket's.
     #[error("the connection failed: {0}")]
     Socket(#[from] io::Error),
+    /// The frame is invalid.
     #[error(transparent)]
     Frame(#[from] FrameError),
 }
 
-#[derive(Debug)]
-pub(super) struct Line {
-    socket: OwnedFd,
-    /// Process id of the peer, as reported by the kernel.
-    pub(super) pid: u32,
+/// A message of one side.
+pub trait Frame: Sized {
+    /// The message as a frame.
+    fn encode(&self) -> [u8; FRAME_BYTES];
+
+    /// The message of a frame that arrived with `descriptors` descriptors.
+    ///
+    /// # Errors
+    /// If the frame is invalid.
+    fn decode(frame: &[u8], descriptors: usize) -> Result<Self, FrameError>;
 }
 
-impl Line {
-    pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
+impl Frame for ToDaemon {
+    fn encode(&self) -> [u8; FRAME_BYTES] {
+        Self::encode(self)
+    }
+
+    fn decode(frame: &[u8], descriptors: usize) -> Result<Self, FrameError> {
+        Self::decode(frame, descriptors)
+    }
+}
+
+impl Frame for ToLibrary {
+    fn encode(&self) -> [u8; FRAME_BYTES] {
+        Self::encode(self)
+    }
+
+    fn decode(frame: &[u8], descriptors: usize) -> Result<Self, FrameError> {
+        Self::decode(frame, descriptors)
+    }
+}
+
+/// One end of a connection: sends `S`, receives `R`.
+#[derive(Debug)]
+pub struct Line<S, R> {
+    socket: OwnedFd,
+    /// Process id of the peer, as reported by the kernel.
+    pub pid: u32,
+    messages: PhantomData<fn(S) -> R>,
+}
+
+/// The daemon's end.
+pub type DaemonLine = Line<ToLibrary, ToDaemon>;
+/// The end of a process that has memory.
+pub type ProcessLine = Line<ToDaemon, ToLibrary>;
+
+impl<S: Frame, R: Frame> Line<S, R> {
+    /// A connection.
+    ///
+    /// # Errors
+    /// If the socket is of another kind.
+    pub fn new(socket: OwnedFd) -> io::Result<Self> {
         if socket_type(&socket)? != SocketType::SEQPACKET {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        rustix::io::ioctl_fionbio(&socket, false)?;
+        let flags = fcntl_getfl(&socket)?;
+        fcntl_setfl(&socket, flags - OFlags::NONBLOCK)?;
         let pid = socket_peercred(&socket)?.pid.as_raw_pid().unsigned_abs();
-        Ok(Self { socket, pid })
+        Ok(Self {
+            socket,
+            pid,
+            messages: PhantomData,
+        })
     }
 
     /// Waits for the next frame; `None` at the end of the connection.
-    pub(super) fn next(&self) -> Result<Option<(ToDaemon, Option<OwnedFd>)>, LineError> {
+    ///
+    /// # Errors
+    /// If the connection fails, or the frame is invalid.
+    pub fn next(&self) -> Result<Option<(R, Option<OwnedFd>)>, LineError> {
         // One byte more, so that a longer frame is detected.
         let mut frame = [0; FRAME_BYTES + 1];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
@@ -74,12 +131,17 @@ impl Line {
         if got == 0 {
             return Ok(None);
         }
-        let message = ToDaemon::decode(&frame[..got], fds.len())?;
+        let message = R::decode(&frame[..got], fds.len())?;
         Ok(Some((message, fds.pop())))
     }
 
+    /// Whether something can be received within `limit`.
+    pub fn has_message(&self, limit: Duration) -> bool {
+        matches!(ready(&self.socket, PollFlags::IN, limit), Ok(true))
+    }
+
     /// Sends a message. False if it cannot be delivered; the connection is ended then.
-    pub(super) fn say(&self, message: &ToLibrary, fd: Option<&OwnedFd>) -> bool {
+    pub fn say(&self, message: &S, fd: Option<&OwnedFd>) -> bool {
         let fds: Vec<_> = fd.iter().map(|fd| fd.as_fd()).collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -109,12 +171,23 @@ impl Line {
     /// Whether a frame may be sent now. Waits until `limit` has passed since `begin`.
     fn has_room_within(&self, limit: Duration, begin: Instant) -> bool {
         let left = limit.checked_sub(begin.elapsed());
-        left.is_some_and(|left| matches!(has_room(&self.socket, left), Ok(true)))
+        left.is_some_and(|left| matches!(ready(&self.socket, PollFlags::OUT, left), Ok(true)))
     }
 
     /// Ends the connection; the receiving thread detects that.
-    pub(super) fn end(&self) {
+    pub fn end(&self) {
         let _ = shutdown(&self.socket, Shutdown::Both);
+    }
+}
+
+/// Waits for an event of a descriptor, for `limit` at most.
+fn ready(fd: &OwnedFd, events: PollFlags, limit: Duration) -> io::Result<bool> {
+    let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
+    loop {
+        match poll(&mut [PollFd::new(fd, events)], Some(&limit)) {
+            Err(rustix::io::Errno::INTR) => {}
+            ready => return Ok(ready? > 0),
+        }
     }
 }
 
@@ -130,8 +203,9 @@ mod tests {
         let flags = SocketFlags::CLOEXEC;
         let (ours, _theirs) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
         let kept = ours.try_clone().unwrap();
-        let line = Line::new(ours).unwrap();
-        rustix::io::ioctl_fionbio(&kept, false).unwrap();
+        let line = DaemonLine::new(ours).unwrap();
+        let flags = fcntl_getfl(&kept).unwrap();
+        fcntl_setfl(&kept, flags - OFlags::NONBLOCK).unwrap();
         set_socket_timeout(&kept, Timeout::Send, None).unwrap();
         // In a thread of its own, so that the test fails and does not hang.
         let (done, ended) = std::sync::mpsc::channel();
