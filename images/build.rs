@@ -42,8 +42,12 @@ fn main() {
         .expect("rustc runs");
     let libraries = String::from_utf8_lossy(&libraries.stdout);
     let installed = Path::new(libraries.trim());
-    // A target that is added later builds the guest.
-    println!("cargo::rerun-if-changed={}", installed.display());
+    // A target that is added later builds the guest. Until then the folder of all targets is
+    // watched: a path that does not exist is stale at each build.
+    let watched = installed.ancestors().find(|folder| folder.is_dir());
+    if let Some(watched) = watched {
+        println!("cargo::rerun-if-changed={}", watched.display());
+    }
     let guest = if installed.is_dir() {
         build(&folder, &out)
     } else {
