@@ -23,6 +23,7 @@ use serde_json::Value;
 use turnstile_figures::FINE_NS;
 use turnstile_figures::load::LoadReport;
 use turnstile_figures::matrix::{Length, Pattern, Tenant};
+use turnstile_figures::output::OutputArgs;
 
 use super::daemon::Daemon;
 use super::processes::{Common, Copies, Load, words};
@@ -54,9 +55,8 @@ pub(super) struct KillsArgs {
     /// Its number
     #[arg(long, default_value_t = 0)]
     device: u32,
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
     #[command(flatten)]
     daemon: DaemonArgs,
 }
@@ -199,17 +199,15 @@ pub(super) fn run(args: &KillsArgs) -> anyhow::Result<()> {
     let report = light.wait_done(Duration::from_secs_f64(SECONDS))?;
     let kernels = executed_ns(&report, last, last + 1_000_000_000) as f64
         / report.kernel_length.p50_ns.max(1) as f64;
-    print(
-        args,
-        &Report {
-            kills: events.iter().map(|event| seen(&report, event)).collect(),
-            found,
-            conservation_error_ns: snapshot["conservation_error_ns"]
-                .as_i64()
-                .context("The daemon does not say its conservation error")?,
-            kernels_per_second: kernels,
-        },
-    )
+    let report = Report {
+        kills: events.iter().map(|event| seen(&report, event)).collect(),
+        found,
+        conservation_error_ns: snapshot["conservation_error_ns"]
+            .as_i64()
+            .context("The daemon does not say its conservation error")?,
+        kernels_per_second: kernels,
+    };
+    Ok(args.output.print(&report, print)?)
 }
 
 fn watchdog_killed(daemon: &Daemon) -> anyhow::Result<Event> {
@@ -283,11 +281,7 @@ fn seen(report: &LoadReport, event: &Event) -> Kill {
     }
 }
 
-fn print(args: &KillsArgs, report: &Report) -> anyhow::Result<()> {
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(report)?);
-        return Ok(());
-    }
+fn print(report: &Report) {
     println!(
         "a tenant that is held, weights 1 : 10,000, when another process is killed; milliseconds from the kill"
     );
@@ -311,7 +305,6 @@ fn print(args: &KillsArgs, report: &Report) -> anyhow::Result<()> {
         "the second daemon found {:?}; conservation error {} ns; {:.0} kernels in the second after the tenant's end",
         report.found, report.conservation_error_ns, report.kernels_per_second
     );
-    Ok(())
 }
 
 #[cfg(test)]

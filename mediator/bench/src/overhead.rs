@@ -25,6 +25,7 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 use turnstile_figures::load::Block;
 use turnstile_figures::matrix::{Length, Pattern, Tenant};
+use turnstile_figures::output::OutputArgs;
 use turnstile_figures::percentile::median;
 
 use super::daemon::{Daemon, SNAPSHOT_LIMIT};
@@ -82,9 +83,8 @@ pub(super) struct OverheadArgs {
     /// Leave PyTorch out
     #[arg(long)]
     no_torch: bool,
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
     #[command(flatten)]
     daemon: DaemonArgs,
 }
@@ -374,11 +374,8 @@ pub(super) fn run(args: &OverheadArgs) -> anyhow::Result<()> {
     for reason in &report.skipped {
         eprintln!("SKIPPED: {reason}");
     }
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-        return Ok(());
-    }
-    println!("more than natively: the median of the processes (95 % of what resampling gives)");
-    report.measures.iter().for_each(Measure::print);
-    Ok(())
+    Ok(args.output.print(&report, |report| {
+        println!("more than natively: the median of the processes (95 % of what resampling gives)");
+        report.measures.iter().for_each(Measure::print);
+    })?)
 }

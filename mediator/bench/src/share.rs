@@ -15,6 +15,7 @@ use signal_hook::flag;
 use turnstile_figures::cell::{CellLine, line};
 use turnstile_figures::load::{Calibration, LoadReport};
 use turnstile_figures::matrix::{Cell, Length, Pattern, Tenant, matrix};
+use turnstile_figures::output::OutputArgs;
 use turnstile_nvidia::version;
 
 use super::processes::{Common, Copies, Load, words};
@@ -70,9 +71,8 @@ pub(super) struct ShareArgs {
     /// for the tests that replay it
     #[arg(long, value_name = "FOLDER")]
     record: Option<PathBuf>,
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
     #[command(flatten)]
     daemon: DaemonArgs,
     #[command(flatten)]
@@ -335,9 +335,7 @@ pub(super) fn run(args: &ShareArgs) -> anyhow::Result<()> {
         interrupted: stop.load(Ordering::Acquire),
     };
     bar.finish_and_clear();
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-    } else {
+    args.output.print(&report, |report| {
         println!(
             "driver {driver}, runs of {} s without the first {}, shares by the loads' own time stamps",
             args.seconds, args.skip
@@ -354,7 +352,7 @@ pub(super) fn run(args: &ShareArgs) -> anyhow::Result<()> {
                 .collect();
             table::print(other.name(), &of);
         }
-    }
+    })?;
     for failure in &report.failures {
         eprintln!(
             "{} under {}: {}",

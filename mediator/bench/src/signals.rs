@@ -13,6 +13,7 @@ use std::time::Instant;
 use anyhow::Context;
 use serde::Serialize;
 use turnstile_accounting::{Moment, Nanos};
+use turnstile_figures::output::{Output, OutputArgs};
 use turnstile_nvidia::observe::{BusyTime, ChannelStatus, Kind, Observation, Signals};
 
 use super::{GpuArg, progress};
@@ -35,9 +36,8 @@ pub(super) struct SignalsArgs {
     /// File that gets each change as a line of JSON
     #[arg(long)]
     out: Option<PathBuf>,
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 /// Parts of the time in which a channel was so.
@@ -210,7 +210,7 @@ fn verdict(name: &str, tested: Result<(), &str>) {
 pub(super) fn run(args: &SignalsArgs) -> anyhow::Result<()> {
     let GpuArg::Nvidia = args.gpu;
     let signals = Signals::of(args.device).context("Registers are mapped for root alone")?;
-    if !args.json {
+    if args.output.form() == Output::Table {
         let engines = match signals.engines() {
             0 => Err("the table of engines may not be read"),
             _ => Ok(()),
@@ -252,12 +252,7 @@ pub(super) fn run(args: &SignalsArgs) -> anyhow::Result<()> {
         }
     }
     bar.finish_and_clear();
-    if args.json {
-        println!("{}", serde_json::to_string(&summary)?);
-    } else {
-        summary.print();
-    }
-    Ok(())
+    Ok(args.output.print(&summary, Summary::print)?)
 }
 
 #[cfg(test)]

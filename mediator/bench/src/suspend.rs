@@ -20,6 +20,7 @@ use rand::{Rng, SeedableRng};
 use serde::Serialize;
 use turnstile_accounting::TenantId;
 use turnstile_figures::matrix::{Length, Pattern, Tenant};
+use turnstile_figures::output::OutputArgs;
 use turnstile_figures::spans::Span;
 use turnstile_figures::suspend::{Suspensions, Trial, suspensions};
 use turnstile_nvidia::handles::Handles;
@@ -75,9 +76,8 @@ pub(super) struct SuspendArgs {
     /// Library that reports handles, in place of what `turnstile run` learns
     #[arg(long)]
     preload: Option<PathBuf>,
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 /// Suspensions of one set of channels.
@@ -418,12 +418,13 @@ fn report(
         step_ns: load.step_ns,
         other_gaps: load.gaps.saturating_sub(explained),
     };
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-        return Ok(());
-    }
+    Ok(args.output.print(&report, print)?)
+}
+
+fn print(report: &Report) {
     println!(
-        "driver {driver}; microseconds, p50 / p99 / max; clocks within {:.1} us, a step of work {:.1} us",
+        "driver {}; microseconds, p50 / p99 / max; clocks within {:.1} us, a step of work {:.1} us",
+        report.driver,
         report.clock_error_ns as f64 / 1e3,
         report.step_ns as f64 / 1e3
     );
@@ -461,5 +462,4 @@ fn report(
         );
     }
     println!("{} gaps that no suspension explains", report.other_gaps);
-    Ok(())
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use turnstile_accounting::Nanos;
+use turnstile_figures::output::OutputArgs;
 use turnstile_nvidia::hold::{Channel, ChannelSwitch, HardwareSwitch};
 use turnstile_nvidia::mover::{
     Away, Back, EXTENT_BYTES_MAX, Mover, MoverConfig, MoverError, Resident, Stayed, parts,
@@ -60,9 +61,8 @@ pub(super) struct SwapArgs {
     /// Leave the vendor's checkpoint out for more than this, in GiB
     #[arg(long, default_value_t = 32)]
     checkpoint_gib: u64,
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 /// Moves memory and suspends channels.
@@ -362,10 +362,5 @@ pub(super) fn run(args: &SwapArgs) -> anyhow::Result<()> {
         sizes,
         returned: hands.returned(folder.path())?,
     };
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-    } else {
-        print(&report);
-    }
-    Ok(())
+    Ok(args.output.print(&report, print)?)
 }

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use indicatif::ProgressBar;
 use rustix::process::Signal;
+use turnstile_figures::output::OutputArgs;
 use turnstile_figures::train::{
     Sample, Stretch, Trained, pool_bytes, serial_s, stretches, together_s, turn_s,
 };
@@ -74,9 +75,8 @@ pub(super) struct TrainArgs {
     /// Keep the output of trainings and daemon in this folder
     #[arg(long, value_name = "FOLDER")]
     keep: Option<PathBuf>,
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
     #[command(flatten)]
     daemon: DaemonArgs,
 }
@@ -287,13 +287,11 @@ pub(super) fn run(args: &TrainArgs) -> anyhow::Result<()> {
         }
         other => other?,
     };
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-    } else {
+    args.output.print(&report, |report| {
         println!("driver {}, {} steps each", report.driver, report.steps);
         print(&report.over);
         report.beside.iter().for_each(print);
-    }
+    })?;
     let mut all = report.beside.iter().chain([&report.over]);
     ensure!(
         all.all(Run::is_equal),

@@ -5,7 +5,6 @@ use std::process::ExitCode;
 use clap::Subcommand;
 use serde_json::{Map, Value, json};
 use turnstile_api::accounts::Account;
-use turnstile_api::client::ClientError;
 
 use turnstile_figures::columns::table;
 use turnstile_policies::Weight;
@@ -113,7 +112,10 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         Command::List => admin.list("/v1/accounts", show),
         Command::Get { name } => admin.get(&path(name), show),
         Command::Set(set) => run_set(admin, set),
-        Command::Forget { name } => admin.client().delete(&path(name)),
+        Command::Forget { name } => {
+            let forgotten = admin.client().delete(&path(name));
+            forgotten.map_err(Into::into)
+        }
     })
 }
 
@@ -122,14 +124,13 @@ fn path(name: &str) -> String {
     format!("/v1/accounts/{}", escaped(name))
 }
 
-fn run_set(admin: &Admin, args: &SetArgs) -> Result<(), ClientError> {
+fn run_set(admin: &Admin, args: &SetArgs) -> anyhow::Result<()> {
     let name = &args.name;
     let body = args.new.then(|| json!({ "name": name }));
     let made = body.map(|body| ("/v1/accounts", body));
     if args.changes().is_empty() && made.is_none() {
-        return Err(nothing_to_set(
-            "--weight, --quota, --memory-max, --match, --user",
-        ));
+        let options = "--weight, --quota, --memory-max, --match, --user";
+        return Err(nothing_to_set(options).into());
     }
     admin.client().patch(&path(name), args.changes(), made)?;
     admin.get(&path(name), show)

@@ -1,14 +1,14 @@
 //! Shared parts of the commands that use a running daemon's API. With `-o json` a refusal is
-//! printed as problem+json.
+//! printed as problem+json, with `-o yaml` as the same in YAML.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use super::exit;
-use clap::ValueEnum;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use turnstile_api::client::{Client, ClientError, default_socket};
+use turnstile_figures::output::{Output, OutputError};
 
 /// The daemon, and how results are shown.
 #[derive(clap::Args, Clone, Debug)]
@@ -16,17 +16,9 @@ pub(crate) struct Admin {
     /// The daemon's API socket
     #[arg(long, global = true, default_value_os_t = default_socket(), hide_default_value = true, value_name = "SOCKET")]
     pub(crate) api: PathBuf,
-    /// How results are shown: JSON is stable, tables are for people
-    #[arg(long, short, global = true, value_enum, default_value_t = Output::Table)]
+    /// How results are shown: JSON and YAML are stable, tables are for people
+    #[arg(long, short, global = true, value_enum, default_value_t)]
     pub(crate) output: Output,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Output {
-    /// A table
-    Table,
-    /// JSON
-    Json,
 }
 
 impl Admin {
@@ -39,10 +31,9 @@ impl Admin {
         &self,
         path: &str,
         table: impl FnOnce(&[T]),
-    ) -> Result<(), ClientError> {
+    ) -> anyhow::Result<()> {
         let all: Vec<T> = self.client().list(path)?;
-        self.show(&all, |all| table(all));
-        Ok(())
+        Ok(self.show(&all, |all| table(all))?)
     }
 
     /// Requests one resource and shows it.
@@ -50,36 +41,32 @@ impl Admin {
         &self,
         path: &str,
         table: impl FnOnce(&[T]),
-    ) -> Result<(), ClientError> {
+    ) -> anyhow::Result<()> {
         let one: T = self.client().get(path)?;
-        self.show(&one, |one| table(std::slice::from_ref(one)));
-        Ok(())
+        Ok(self.show(&one, |one| table(std::slice::from_ref(one)))?)
     }
 
     /// Shows a result.
-    pub(crate) fn show<T: Serialize>(&self, result: &T, table: impl FnOnce(&T)) {
-        match self.output {
-            Output::Table => table(result),
-            Output::Json => println!(
-                "{}",
-                serde_json::to_string_pretty(result).unwrap_or_default()
-            ),
-        }
+    pub(crate) fn show<T: Serialize>(
+        &self,
+        result: &T,
+        table: impl FnOnce(&T),
+    ) -> Result<(), OutputError> {
+        self.output.print(result, table)
     }
 
     /// The exit code for a command's result.
-    pub(crate) fn exit(&self, done: Result<(), ClientError>) -> ExitCode {
+    pub(crate) fn exit(&self, done: anyhow::Result<()>) -> ExitCode {
         let Err(error) = done else {
             return ExitCode::SUCCESS;
         };
-        if let (ClientError::Refused(problem), Output::Json) = (&error, self.output) {
-            eprintln!(
-                "{}",
-                serde_json::to_string_pretty(problem).unwrap_or_default()
-            );
-            return error.exit_code().into();
+        if let Some(refusal @ ClientError::Refused(problem)) = error.downcast_ref()
+            && let Ok(Some(text)) = self.output.text(problem)
+        {
+            eprint!("{text}");
+            return refusal.exit_code().into();
         }
-        exit::report(&error.into()).into()
+        exit::report(&error).into()
     }
 }
 

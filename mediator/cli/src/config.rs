@@ -1,8 +1,11 @@
 //! `turnstile config`: the daemon's effective configuration, and whether it is valid.
 
+use std::collections::BTreeMap;
+
 use clap::{Subcommand, ValueEnum};
 use serde::Serialize;
-use turnstile_daemon::config::Origin;
+use turnstile_daemon::config::{Effective, Origin};
+use turnstile_figures::output::{Output, OutputError};
 
 use super::options::Files;
 
@@ -20,22 +23,24 @@ enum Command {
     /// Print every key with its value, and where it comes from
     Show {
         /// Output format
-        #[arg(short, long, value_enum, default_value_t = Output::Toml)]
-        output: Output,
+        #[arg(short, long, value_enum, default_value_t = Form::Toml)]
+        output: Form,
     },
     /// Check whether a daemon would accept it; exit status 2 if not
     Check,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Output {
+enum Form {
     /// A file that `serve --config` reads
     Toml,
     /// An object: for each key its value and origin
     Json,
+    /// The same in YAML
+    Yaml,
 }
 
-/// One key, for JSON.
+/// One key, for JSON and YAML.
 #[derive(Serialize)]
 struct Line<'a> {
     value: Option<&'a toml::Value>,
@@ -45,23 +50,11 @@ struct Line<'a> {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let effective = args.files.layers()?.finish()?;
     match args.command {
-        Command::Show {
-            output: Output::Toml,
-        } => print!("{}", effective.to_toml()),
-        Command::Show {
-            output: Output::Json,
-        } => {
-            let lines: std::collections::BTreeMap<_, _> = effective
-                .settings
-                .iter()
-                .map(|(key, setting)| {
-                    let value = setting.value.as_ref();
-                    let origin = &setting.origin;
-                    (key, Line { value, origin })
-                })
-                .collect();
-            println!("{}", serde_json::to_string_pretty(&lines)?);
-        }
+        Command::Show { output } => match output {
+            Form::Toml => print!("{}", effective.to_toml()),
+            Form::Json => show(&effective, Output::Json)?,
+            Form::Yaml => show(&effective, Output::Yaml)?,
+        },
         Command::Check => match effective.files.len() {
             0 => println!("sound; no file was read"),
             _ => {
@@ -71,4 +64,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         },
     }
     Ok(())
+}
+
+fn show(effective: &Effective, output: Output) -> Result<(), OutputError> {
+    let lines = effective.settings.iter().map(|(key, setting)| {
+        let value = setting.value.as_ref();
+        let origin = &setting.origin;
+        (key, Line { value, origin })
+    });
+    let lines: BTreeMap<_, _> = lines.collect();
+    output.print(&lines, |_| ())
 }

@@ -16,6 +16,7 @@ use turnstile_accounting::share::max_share_error_points;
 use turnstile_daemon::config::{Config, GpuKind};
 use turnstile_daemon::{HostSnapshot, TenantSnapshot};
 use turnstile_figures::BUCKETS_PER_SECOND;
+use turnstile_figures::output::{Output, OutputArgs};
 use turnstile_figures::readings::Readings;
 use turnstile_figures::windows::worst;
 use turnstile_mediation::COMPUTE;
@@ -43,9 +44,8 @@ pub(crate) struct Args {
     /// Length of the measured window
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
     /// The VMs: saturating (three keep their queues full), launch-and-wait (two with one kernel in
     /// flight) or copies (one copies to the GPU all the time, beside two with kernels)
     #[arg(long, value_name = "NAME", default_value = SCENES[0].name, conflicts_with = "vms",
@@ -165,11 +165,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut report = report(&config, kvm_missing, &vms, &before, &after, &end);
     report.scene = scene;
     report.worst_second_points = readings.and_then(|readings| worst_second_points(&vms, &readings));
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-    } else {
-        report.print();
-    }
+    args.output.print(&report, DemoReport::print)?;
     drop((vms, daemon));
     if !report.sound() {
         bail!("The demo is not sound: see failed results, errors and conservation above");
@@ -178,7 +174,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 fn progress(args: &Args) -> ProgressBar {
-    if args.json || !std::io::stderr().is_terminal() {
+    if args.output.form() != Output::Table || !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
     let bar = ProgressBar::new(args.seconds * 10);

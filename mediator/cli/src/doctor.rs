@@ -7,6 +7,7 @@ use std::fs;
 use std::process::ExitCode;
 
 use rustix::fs::{MemfdFlags, SealFlags};
+use turnstile_figures::output::OutputArgs;
 use turnstile_host::confine;
 
 #[cfg(not(feature = "nvidia"))]
@@ -23,9 +24,8 @@ pub(crate) struct Args {
     /// GPU
     #[arg(long, default_value_t = 0)]
     gpu: u32,
-    /// JSON instead of a table
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
     #[command(flatten)]
     files: Files,
 }
@@ -33,11 +33,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut findings = configured::findings(&args.files);
     findings.extend(examine(args.gpu));
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&findings)?);
-    } else {
-        print(&findings);
-    }
+    args.output.print(&findings, |findings| print(findings))?;
     let broken = findings
         .iter()
         .any(|finding| finding.state == State::Broken);

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Subcommand;
-use turnstile_api::client::{Call, ClientError, Method};
+use turnstile_api::client::{Call, Method};
 use turnstile_api::gpus::{Engine, Gpu};
 
 use turnstile_figures::columns::table;
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 }
 
 /// Closes, drains or opens a GPU, and shows it as it is then.
-fn set(admin: &Admin, id: &str, method: Method, what: &str) -> Result<(), ClientError> {
+fn set(admin: &Admin, id: &str, method: Method, what: &str) -> anyhow::Result<()> {
     let client = admin.client();
     let answer = client.call(&Call {
         method,
@@ -71,8 +71,7 @@ fn set(admin: &Admin, id: &str, method: Method, what: &str) -> Result<(), Client
         if_match: None,
     })?;
     let gpu: Gpu = client.read(&answer)?;
-    admin.show(&gpu, |gpu| show(std::slice::from_ref(gpu)));
-    Ok(())
+    Ok(admin.show(&gpu, |gpu| show(std::slice::from_ref(gpu)))?)
 }
 
 fn show(gpus: &[Gpu]) {

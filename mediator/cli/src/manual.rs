@@ -185,4 +185,35 @@ mod tests {
             assert!(parsed.is_ok(), "{name}: {:?}", parsed.err());
         }
     }
+
+    /// What is wrong with the options of a command, and of those below it.
+    fn unlike(command: &Command, path: &str, found: &mut Vec<String>) {
+        let path = format!("{path} {}", command.get_name());
+        for inner in command.get_subcommands() {
+            unlike(inner, &path, found);
+        }
+        for option in command.get_arguments() {
+            let possible = option.get_possible_values();
+            let has = |form: &str| possible.iter().any(|value| value.get_name() == form);
+            if has("json") != has("yaml") {
+                found.push(format!("{path}: JSON or YAML alone: {option}"));
+            }
+            let own = option.get_long() == Some("output") && option.get_short() == Some('o');
+            if has("json") && !own {
+                found.push(format!("{path}: another spelling: {option}"));
+            }
+            if option.get_long() == Some("json") && !option.is_hide_set() {
+                found.push(format!("{path}: the old spelling is shown"));
+            }
+        }
+    }
+
+    #[test]
+    fn one_option_has_json_and_yaml_in_every_command() {
+        let mut command = Line::command();
+        command.build();
+        let mut found = Vec::new();
+        unlike(&command, "", &mut found);
+        assert!(found.is_empty(), "{found:#?}");
+    }
 }

@@ -1,4 +1,4 @@
-//! Results of the demo: JSON for programs, a table for reading.
+//! Results of the demo, and their table.
 
 use serde::{Deserialize, Serialize};
 

@@ -120,7 +120,7 @@ fn bar(what: &'static str) -> ProgressBar {
     ProgressBar::new(1_000).with_style(style).with_message(what)
 }
 
-fn run_show(args: &ShowArgs) -> Result<(), ClientError> {
+fn run_show(args: &ShowArgs) -> anyhow::Result<()> {
     let (from, to) = args.span.shown(now());
     let client = args.admin.client();
     let mut path = format!("/v1/usage?from={}&to={}", show_time(from), show_time(to));
@@ -138,8 +138,7 @@ fn run_show(args: &ShowArgs) -> Result<(), ClientError> {
         Err(ClientError::Refused(_)) => client.get(&format!("{path}&allow_gaps=true"))?,
         used => used?,
     };
-    args.admin.show(&used, show);
-    Ok(())
+    Ok(args.admin.show(&used, show)?)
 }
 
 /// Prints what tenants used, the totals, and the time without a record.

@@ -237,7 +237,10 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         Command::Delete { name, drain } => declare::delete(admin, name, *drain),
         Command::Drain { name, drain } => declare::drain(admin, name, *drain),
         Command::Set(set) => run_set(admin, set),
-        Command::Forget { name } => admin.client().delete(&path(name, "")),
+        Command::Forget { name } => {
+            let forgotten = admin.client().delete(&path(name, ""));
+            forgotten.map_err(Into::into)
+        }
     })
 }
 
@@ -246,7 +249,7 @@ fn path(name: &str, below: &str) -> String {
     format!("/v1/vms/{}{below}", escaped(name))
 }
 
-fn run_set(admin: &Admin, args: &SetArgs) -> Result<(), ClientError> {
+fn run_set(admin: &Admin, args: &SetArgs) -> anyhow::Result<()> {
     let name = &args.name;
     let parts = [
         ("scheduling", args.scheduling()),
@@ -254,9 +257,8 @@ fn run_set(admin: &Admin, args: &SetArgs) -> Result<(), ClientError> {
         ("metadata", args.metadata()),
     ];
     if parts.iter().all(|(_, changes)| changes.is_empty()) {
-        return Err(nothing_to_set(
-            "--weight, --quota, --latency-target, --memory-max, --label",
-        ));
+        let options = "--weight, --quota, --latency-target, --memory-max, --label";
+        return Err(nothing_to_set(options).into());
     }
     for (part, changes) in parts {
         if changes.is_empty() {

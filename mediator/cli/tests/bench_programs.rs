@@ -147,7 +147,11 @@ fn parts_of_the_matrix_join_to_one_table() {
     let (folder, python) = stand_in();
     let files = ["train+small", "train+loader"].map(|row| {
         let out = folder.path().join(format!("{row}.json"));
-        let mut command = bench(folder.path(), &python, &["--row", row, "--json", "--out"]);
+        let mut command = bench(
+            folder.path(),
+            &python,
+            &["--row", row, "-o", "json", "--out"],
+        );
         let output = command.arg(&out).output().unwrap();
         assert!(output.status.success(), "{:?}", texts(&output));
         let printed: Value = serde_json::from_slice(&output.stdout).unwrap();

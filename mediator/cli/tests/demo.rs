@@ -6,7 +6,7 @@ use serde_json::Value;
 
 fn demo(args: &[&str]) -> (Output, Value) {
     let output = Command::new(env!("CARGO_BIN_EXE_turnstile"))
-        .args(["demo", "--json"])
+        .args(["demo", "-o", "json"])
         .args(args)
         .output()
         .unwrap();

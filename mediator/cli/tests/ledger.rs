@@ -44,7 +44,7 @@ fn usage(folder: &Path, args: &[&str]) -> Output {
 }
 
 fn verify(folder: &Path) -> Option<Value> {
-    let output = usage(folder, &["verify", "--json"]);
+    let output = usage(folder, &["verify", "-o", "json"]);
     let gpus: Value = serde_json::from_slice(&output.stdout).ok()?;
     let gpu = gpus.get(0)?.clone();
     assert!(output.status.success(), "{gpu:#}");

@@ -92,7 +92,8 @@ fn the_driver_alone_favours_long_kernels() {
         "2.5",
         "--cell",
         "1:2ms,1:200us",
-        "--json",
+        "-o",
+        "json",
     ]);
     let cell = &report["native"][0];
     let share = |index: usize| cell["tenants"][index]["executed_percent"].as_f64().unwrap();
@@ -122,7 +123,8 @@ fn two_endless_kernels_see_each_other_as_gaps() {
         "2.5",
         "--cell",
         "1:endless,1:endless",
-        "--json",
+        "-o",
+        "json",
     ]);
     for tenant in report["native"][0]["tenants"].as_array().unwrap() {
         let share = tenant["share_percent"].as_f64().unwrap();
@@ -137,7 +139,7 @@ fn two_endless_kernels_see_each_other_as_gaps() {
 #[test]
 fn a_suspended_kernel_stops_within_a_millisecond() {
     let Some(_gpu) = gpu() else { return };
-    let report = turnstile(&["bench", "suspend", "--trials", "50", "--json"]);
+    let report = turnstile(&["bench", "suspend", "--trials", "50", "-o", "json"]);
     for kind in report["kinds"].as_array().unwrap() {
         assert_eq!(kind["not_stopped"], 0, "{kind}");
         let last = kind["to_last_instruction"]["p99_ns"].as_u64().unwrap();
@@ -148,7 +150,7 @@ fn a_suspended_kernel_stops_within_a_millisecond() {
 #[test]
 fn kill_of_another_process_leaves_no_tenant_suspended() {
     let Some(_gpu) = gpu() else { return };
-    let report = turnstile(&["bench", "kills", "--json"]);
+    let report = turnstile(&["bench", "kills", "-o", "json"]);
     for kill in report["kills"].as_array().unwrap() {
         let runs_ms = kill["runs_again_ms"].as_f64().unwrap();
         assert!(runs_ms < 1_000.0, "{kill}");
@@ -174,7 +176,8 @@ fn a_pair_under_the_daemon_gets_its_weights() {
         "3",
         "--cell",
         "3:2ms,1:200us",
-        "--json",
+        "-o",
+        "json",
     ]);
     let cell = &report["scheduled"][0];
     let share = cell["tenants"][0]["share_percent"].as_f64().unwrap();
@@ -191,7 +194,8 @@ fn memory_leaves_the_gpu_under_a_running_kernel_and_returns() {
         "1",
         "--checkpoint-gib",
         "0",
-        "--json",
+        "-o",
+        "json",
     ];
     let report = turnstile(&words);
     let size = &report["sizes"][0];

@@ -101,7 +101,7 @@ fn usage_reads_it(database: &str, engine_ns: u128) {
             .output()
             .unwrap()
     };
-    let verified = usage(&["verify", "--json"]);
+    let verified = usage(&["verify", "-o", "json"]);
     let gpus: serde_json::Value = serde_json::from_slice(&verified.stdout).unwrap();
     assert!(verified.status.success(), "{gpus:#}");
     let until = gpus[0]["closed_until"].as_str().unwrap();

@@ -6,7 +6,7 @@
 //!   matrix -> cells -> weights, bursts -> entitlement (accounting's fluid server) -----^
 //! ```
 //!
-//! Everything here is pure but for [`columns`], which prints a table. The loads run in
+//! Everything here is pure but for [`columns`] and [`output`], which print. The loads run in
 //! `turnstile_nvidia::load`; `turnstile-bench` starts processes.
 #![deny(unsafe_code)]
 
@@ -16,6 +16,7 @@ pub mod columns;
 pub mod entitlement;
 pub mod load;
 pub mod matrix;
+pub mod output;
 pub mod pairs;
 pub mod percentile;
 pub mod readings;

@@ -22,6 +22,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 use serde_json::Value;
 use turnstile_accounting::{EngineState, SwitchEvent};
+use turnstile_figures::output::OutputArgs;
 use turnstile_figures::spans::Span;
 use turnstile_mediation::COMPUTE;
 
@@ -76,18 +77,8 @@ pub(super) struct AdversaryArgs {
     /// Print the attacks and do nothing
     #[arg(long)]
     list: bool,
-    /// A table, or JSON
-    #[arg(long, short, value_enum, default_value_t = Output::Table)]
-    output: Output,
-}
-
-/// Form of the result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Output {
-    /// A table
-    Table,
-    /// JSON
-    Json,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 /// A tenant that wants its share.
@@ -203,10 +194,8 @@ pub(super) fn run(args: &AdversaryArgs) -> anyhow::Result<()> {
             }
         }
     }
-    match args.output {
-        Output::Json => println!("{}", serde_json::to_string_pretty(&report)?),
-        Output::Table => print!("{}", table(&report)),
-    }
+    let print = |report: &Report| print!("{}", table(report));
+    args.output.print(&report, print)?;
     for failure in &failures {
         eprintln!("{failure}");
     }

@@ -29,6 +29,7 @@ use anyhow::{Context, bail};
 use serde::Serialize;
 use turnstile_accounting::export::show_time;
 use turnstile_accounting::record::UnixNanos;
+use turnstile_figures::output::OutputArgs;
 use turnstile_nvidia::{identity, version};
 
 use super::scheduler::DaemonArgs;
@@ -96,9 +97,8 @@ pub(super) struct ProgramsArgs {
     /// Folder of the programs, as images/programs [default: those in this binary]
     #[arg(long, value_name = "FOLDER")]
     programs: Option<PathBuf>,
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
     /// Write the JSON object to this file, after each row
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -252,11 +252,9 @@ pub(super) fn run(args: &ProgramsArgs) -> anyhow::Result<()> {
         report
     };
     let judged = Judged::of(&report);
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&judged)?);
-    } else {
+    args.output.print(&judged, |judged| {
         table::print(&report, &judged.lines, judged.mean.as_ref());
-    }
+    })?;
     if let Some(file) = &args.picture {
         let svg = picture::svg(&table::title(&report), &judged.lines);
         fs::write(file, svg).with_context(|| format!("Writing {} failed", file.display()))?;

@@ -1,16 +1,17 @@
-//! `turnstile top` without a screen: text, JSON lines, CSV.
+//! `turnstile top` without a screen: text, JSON, YAML, CSV.
 
 use std::io::{self, Write};
 
 use turnstile_api::view::View;
+use turnstile_figures::output::Output;
 
-use super::Output;
+use super::Form;
 use super::columns::{self, COLUMNS, bytes, percent};
 
 /// Writes intervals one after the other.
 pub(super) struct Batch<W: Write> {
     out: W,
-    output: Output,
+    form: Form,
     /// Whether a table has heads: on a terminal and with `--batch`, not in a pipe (as
     /// systemd-cgtop). CSV always has them.
     heads: bool,
@@ -18,10 +19,10 @@ pub(super) struct Batch<W: Write> {
 }
 
 impl<W: Write> Batch<W> {
-    pub(super) fn new(out: W, output: Output, heads: bool) -> Self {
+    pub(super) fn new(out: W, form: Form, heads: bool) -> Self {
         Self {
             out,
-            output,
+            form,
             heads,
             started: false,
         }
@@ -29,20 +30,26 @@ impl<W: Write> Batch<W> {
 
     /// Writes one interval.
     pub(super) fn write(&mut self, view: &View) -> anyhow::Result<()> {
-        match self.output {
-            Output::Json => {
-                serde_json::to_writer_pretty(&mut self.out, view)?;
-                writeln!(self.out)?;
+        match self.form {
+            Form::Json => self.object(Output::Json, view)?,
+            Form::Yaml => {
+                writeln!(self.out, "---")?;
+                self.object(Output::Yaml, view)?;
             }
-            Output::Ndjson => {
+            Form::Ndjson => {
                 serde_json::to_writer(&mut self.out, view)?;
                 writeln!(self.out)?;
             }
-            Output::Csv => self.csv(view)?,
-            Output::Table => self.table(view)?,
+            Form::Csv => self.csv(view)?,
+            Form::Table => self.table(view)?,
         }
         self.started = true;
         Ok(self.out.flush()?)
+    }
+
+    fn object(&mut self, form: Output, view: &View) -> anyhow::Result<()> {
+        let text = form.text(view)?.unwrap_or_default();
+        Ok(self.out.write_all(text.as_bytes())?)
     }
 
     fn table(&mut self, view: &View) -> io::Result<()> {

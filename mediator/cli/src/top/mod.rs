@@ -40,9 +40,9 @@ pub(crate) struct Args {
     /// Text instead of a screen, also on a terminal
     #[arg(short, long)]
     batch: bool,
-    /// How to write without a screen; tables may change from version to version, JSON does not
-    #[arg(short, long, value_enum, default_value_t = Output::Table)]
-    output: Output,
+    /// How to write without a screen: JSON and YAML are stable, tables are for people
+    #[arg(short, long, value_enum, default_value_t = Form::Table)]
+    output: Form,
     /// Column to sort by
     #[arg(short, long, default_value = "GPU%", value_parser = column)]
     sort: usize,
@@ -50,11 +50,13 @@ pub(crate) struct Args {
 
 /// How intervals are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Output {
+pub(crate) enum Form {
     /// Lines of text
     Table,
     /// An object each
     Json,
+    /// A document each
+    Yaml,
     /// An object a line each
     Ndjson,
     /// Comma-separated values
@@ -93,7 +95,7 @@ fn next_gpu(client: &Client, gpu: &str) -> Result<Option<String>, ClientError> {
 /// Shows a daemon's tenants.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let client = Client::new(&args.api);
-    let screen = io::stdout().is_terminal() && !args.batch && args.output == Output::Table;
+    let screen = io::stdout().is_terminal() && !args.batch && args.output == Form::Table;
     let interval = Duration::from_secs_f64(args.delay);
     if screen {
         let terminal = ratatui::init();

@@ -239,16 +239,16 @@ fn text_has_heads_on_a_terminal_and_none_in_a_pipe() {
         batch.write(&made_up()).unwrap();
         String::from_utf8(text).unwrap()
     };
-    assert!(written(Output::Table, true).starts_with("GPU used 94.3%"));
-    assert!(written(Output::Table, false).starts_with("batch"));
-    let csv = written(Output::Csv, false);
+    assert!(written(Form::Table, true).starts_with("GPU used 94.3%"));
+    assert!(written(Form::Table, false).starts_with("batch"));
+    let csv = written(Form::Csv, false);
     assert_eq!(
         csv.matches("at_ns,tenant,state,weight,cap_percent,entitled_percent")
             .count(),
         1
     );
     assert_eq!(csv.lines().count(), 9);
-    for line in written(Output::Ndjson, false).lines() {
+    for line in written(Form::Ndjson, false).lines() {
         let view: View = serde_json::from_str(line).unwrap();
         assert_eq!(view, made_up(), "JSON says all of it");
     }

@@ -9,15 +9,15 @@ use turnstile_accounting::audit::{Audit, Report};
 use turnstile_accounting::export::show_time;
 use turnstile_accounting::record::GpuIdentity;
 use turnstile_accounting::store::{Kept, Selection, Store};
+use turnstile_figures::output::OutputArgs;
 
 use super::bar;
 use crate::ledger::Source;
 
 #[derive(clap::Args, Debug)]
 pub(super) struct VerifyArgs {
-    /// JSON instead of text
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 /// Result of one GPU.
@@ -77,36 +77,36 @@ pub(super) fn run_verify(source: &Source, args: &VerifyArgs) -> anyhow::Result<b
         verified.push(verify(&mut *store, kept, &bar)?);
     }
     bar.finish_and_clear();
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&verified)?);
-    } else {
-        for Verified {
-            gpu,
-            closed_until,
-            report,
-            ..
-        } in &verified
-        {
-            println!(
-                "{} {} ({}): closed until {closed_until}; {} windows, {} records, {} gaps of {} ns; engine time {} ns; {}",
-                gpu.node,
-                gpu.gpu,
-                gpu.model,
-                report.windows,
-                report.records,
-                report.gaps,
-                report.gap_ns,
-                report.engine_ns,
-                if report.broken == 0 {
-                    "sound".into()
-                } else {
-                    format!("{} BROKEN", report.broken)
-                }
-            );
-            for finding in &report.findings {
-                println!("  {finding}");
+    args.output.print(&verified, |verified| print(verified))?;
+    Ok(verified.iter().all(|verified| verified.report.broken == 0))
+}
+
+fn print(verified: &[Verified]) {
+    for Verified {
+        gpu,
+        closed_until,
+        report,
+        ..
+    } in verified
+    {
+        println!(
+            "{} {} ({}): closed until {closed_until}; {} windows, {} records, {} gaps of {} ns; engine time {} ns; {}",
+            gpu.node,
+            gpu.gpu,
+            gpu.model,
+            report.windows,
+            report.records,
+            report.gaps,
+            report.gap_ns,
+            report.engine_ns,
+            if report.broken == 0 {
+                "sound".into()
+            } else {
+                format!("{} BROKEN", report.broken)
             }
+        );
+        for finding in &report.findings {
+            println!("  {finding}");
         }
     }
-    Ok(verified.iter().all(|verified| verified.report.broken == 0))
 }

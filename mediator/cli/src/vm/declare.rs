@@ -136,7 +136,7 @@ impl CreateArgs {
     }
 }
 
-pub(super) fn create(admin: &Admin, args: &CreateArgs) -> Result<(), ClientError> {
+pub(super) fn create(admin: &Admin, args: &CreateArgs) -> anyhow::Result<()> {
     let body = args.body().map_err(|error| ClientError::Argument {
         text: format!("{error:#}"),
     })?;
@@ -148,11 +148,10 @@ pub(super) fn create(admin: &Admin, args: &CreateArgs) -> Result<(), ClientError
         if_match: None,
     })?;
     let vm: Vm = client.read(&answer)?;
-    admin.show(&vm, |vm| match &vm.attachment {
+    Ok(admin.show(&vm, |vm| match &vm.attachment {
         Some(attachment) => println!("{}", attachment.socket),
         None => show(std::slice::from_ref(vm)),
-    });
-    Ok(())
+    })?)
 }
 
 /// The VM as it is now; none if it is no more.
@@ -185,13 +184,13 @@ fn wait(
     }
 }
 
-pub(super) fn delete(admin: &Admin, name: &str, args: DrainArgs) -> Result<(), ClientError> {
+pub(super) fn delete(admin: &Admin, name: &str, args: DrainArgs) -> anyhow::Result<()> {
     let client = admin.client();
     client.delete(&path(name, &args.query()))?;
-    wait(&client, name, args, |vm| vm.is_none())
+    Ok(wait(&client, name, args, |vm| vm.is_none())?)
 }
 
-pub(super) fn drain(admin: &Admin, name: &str, args: DrainArgs) -> Result<(), ClientError> {
+pub(super) fn drain(admin: &Admin, name: &str, args: DrainArgs) -> anyhow::Result<()> {
     let client = admin.client();
     let number = look(&client, name)?.and_then(|vm| vm.number);
     client.call(&Call {
@@ -204,7 +203,7 @@ pub(super) fn drain(admin: &Admin, name: &str, args: DrainArgs) -> Result<(), Cl
     let is_gone = |vm: Option<&Vm>| number.is_none() || vm.and_then(|vm| vm.number) != number;
     wait(&client, name, args, is_gone)?;
     if let Some(vm) = look(&client, name)? {
-        admin.show(&vm, |vm| show(std::slice::from_ref(vm)));
+        admin.show(&vm, |vm| show(std::slice::from_ref(vm)))?;
     }
     Ok(())
 }
