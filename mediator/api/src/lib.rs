@@ -37,8 +37,8 @@ mod measured;
 pub(crate) mod meta;
 pub mod metadata;
 mod metrics;
+mod metrics_listener;
 mod notices;
-mod open_metrics;
 pub mod page;
 #[cfg(feature = "dashboard")]
 mod pages;

@@ -18,7 +18,7 @@ use super::connections::{ACCEPT_AGAIN, Connections, serve};
 use super::in_force::{Current, InForce, ReloadError};
 use super::live;
 use super::measured::Measured;
-use super::open_metrics::OpenMetrics;
+use super::metrics_listener::MetricsListener;
 use super::router::{open_router, router};
 use super::seen::Seen;
 use super::state_file::StateFile;
@@ -76,7 +76,7 @@ pub struct Api {
 struct Doors {
     listening: Vec<Listening>,
     network: Option<Network>,
-    metrics: Option<OpenMetrics>,
+    metrics: Option<MetricsListener>,
 }
 
 /// A Unix socket, and the most that one may do on it.
@@ -120,7 +120,7 @@ impl Api {
         let certificates = network.as_ref().map(Network::renewal);
         let open = |address| {
             let failed = |source| ApiError::Metrics { address, source };
-            OpenMetrics::bind(address).map_err(failed)
+            MetricsListener::bind(address).map_err(failed)
         };
         let metrics = metrics.listen.map(open).transpose()?;
         let shared = Arc::new(Shared {

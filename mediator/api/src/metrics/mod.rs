@@ -5,6 +5,7 @@ mod accounts;
 mod dcgm;
 mod limits;
 mod make;
+mod open;
 mod tenants;
 
 use prometheus::proto::{MetricFamily, MetricType};
@@ -16,6 +17,7 @@ use turnstile_daemon::{HostSnapshot, LedgerHealth};
 use turnstile_mediation::COMPUTE;
 
 pub(crate) use dcgm::compat;
+pub(crate) use open::open_text;
 pub(crate) use tenants::Names;
 
 /// What does not change while the daemon runs.
@@ -204,5 +206,7 @@ pub(crate) fn text(families: &[MetricFamily]) -> Result<String, prometheus::Erro
 
 #[cfg(test)]
 mod alerts;
+#[cfg(test)]
+mod open_tests;
 #[cfg(test)]
 pub(crate) mod tests;

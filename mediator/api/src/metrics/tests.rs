@@ -101,8 +101,13 @@ fn written() -> String {
     exposed(&host())
 }
 
-/// What is exposed of a host.
+/// What is exposed of a host, in Prometheus' format.
 pub(super) fn exposed(host: &HostSnapshot) -> String {
+    text(&all(host)).unwrap()
+}
+
+/// All families that are exposed of a host.
+pub(super) fn all(host: &HostSnapshot) -> Vec<MetricFamily> {
     let tenants = host.tenants.iter().map(|tenant| tenant.tenant);
     let uuids = tenants.map(|tenant| (tenant, format!("vm-{}", tenant.0)));
     let ledger = LedgerHealth::default();
@@ -113,7 +118,7 @@ pub(super) fn exposed(host: &HostSnapshot) -> String {
     let mut all = families(&identity(), host, &names);
     all.extend(of_daemon("node-1", &host.limits, Some(&ledger)));
     all.extend(crate::measured_for_tests());
-    text(&joined(all)).unwrap()
+    joined(all)
 }
 
 #[test]

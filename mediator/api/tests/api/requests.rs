@@ -338,3 +338,34 @@ fn event_streams_of_one_client_are_bounded() {
         assert!(begin.elapsed() < PATIENCE);
     }
 }
+
+#[test]
+fn metrics_are_open_metrics_where_a_reader_requests_it() {
+    let bench = bench();
+    let metrics = |headers: &[(&str, &str)]| {
+        let get = Call {
+            method: "GET",
+            path: "/metrics",
+            headers,
+            body: "",
+        };
+        call(&bench.socket(), &get)
+    };
+    let open = metrics(&[("Accept", "application/openmetrics-text")]);
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    assert_eq!(
+        (open.status, open.header("content-type")),
+        (200, Some(kind))
+    );
+    assert!(open.body.ends_with("\n# EOF\n"), "{}", open.body);
+    let unit = "# UNIT turnstile_gpu_time_seconds seconds\n";
+    assert!(open.body.contains(unit), "{}", open.body);
+    let plain = metrics(&[("Accept", "*/*")]);
+    let kind = "text/plain; version=0.0.4; charset=utf-8";
+    assert_eq!(
+        (plain.status, plain.header("content-type")),
+        (200, Some(kind))
+    );
+    assert_eq!(plain.header("vary"), Some("accept"));
+    assert!(!plain.body.contains("# EOF"), "{}", plain.body);
+}

@@ -12,11 +12,11 @@ use super::connections::{ACCEPT_AGAIN, Connections, serve};
 
 /// The address, listened on.
 #[derive(Debug)]
-pub(super) struct OpenMetrics {
+pub(super) struct MetricsListener {
     listener: StdTcpListener,
 }
 
-impl OpenMetrics {
+impl MetricsListener {
     pub(super) fn bind(address: SocketAddr) -> io::Result<Self> {
         let listener = StdTcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
