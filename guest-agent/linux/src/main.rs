@@ -27,6 +27,7 @@ turnstile-guest: the Turnstile GPU of this virtual machine (as root, or with vfi
   turnstile-guest watch [--seconds N]       GPU seconds, weight and share of this VM, once a second
   turnstile-guest workload verify|load [--seconds N] [--kernel-us N]
                                             every kernel of the test suite, or a load whose results are checked
+  turnstile-guest --version                 its version
 ";
 
 #[derive(Debug)]
@@ -86,6 +87,10 @@ fn perform() -> Result<(), Failure> {
         "bench" => bench(&args),
         "watch" => watch(&args),
         "workload" => workload::run(&args),
+        "--version" | "-V" => {
+            println!("turnstile-guest {}", env!("TURNSTILE_VERSION"));
+            Ok(())
+        }
         "help" | "--help" | "-h" => {
             print!("{HELP}");
             Ok(())

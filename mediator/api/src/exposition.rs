@@ -67,7 +67,7 @@ pub(super) async fn metrics(State(shared): State<Arc<Shared>>, headers: HeaderMa
         }
     }
     all.extend(of_daemon(
-        &shared.first().identity.node,
+        (&shared.first().identity.node, &shared.version),
         &shared.fleet.limits().snapshot(),
         shared.ledger_health().as_ref(),
     ));

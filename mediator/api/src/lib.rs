@@ -93,6 +93,8 @@ pub struct ApiConfig {
     pub prices: Option<PathBuf>,
     /// The file of the ledger, if one is kept there.
     pub ledger: Option<PathBuf>,
+    /// The version of the program, which clients and metrics show.
+    pub version: String,
 }
 
 /// What all requests share.
@@ -108,6 +110,8 @@ pub(crate) struct Shared {
     measured: Option<Measured>,
     /// The file of the ledger.
     ledger: Option<PathBuf>,
+    /// The program's version.
+    version: String,
     /// Reads of the ledger at a time.
     reading: Arc<tokio::sync::Semaphore>,
 }

@@ -105,7 +105,7 @@ pub(super) async fn host(
         gpu_model: first.identity.model.clone(),
         policy: first.host.policy().to_owned(),
         role: role.to_owned(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
+        version: shared.version.clone(),
     })
 }
 

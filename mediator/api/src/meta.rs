@@ -125,9 +125,9 @@ pub(super) async fn ready(State(shared): State<Arc<Shared>>) -> Response {
         (status = "4XX", response = super::Refused),
     )
 )]
-pub(super) async fn version() -> Json<Version> {
+pub(super) async fn version(State(shared): State<Arc<Shared>>) -> Json<Version> {
     Json(Version {
-        version: env!("CARGO_PKG_VERSION").into(),
+        version: shared.version.clone(),
         api: "v1".into(),
         protocol: turnstile_vmm::wire::PROTOCOL,
     })

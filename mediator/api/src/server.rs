@@ -96,6 +96,7 @@ impl Api {
             metrics,
             prices,
             ledger,
+            version,
         } = config;
         let in_force = InForce::of(&section, &metrics, prices.as_deref())?;
         let state = section.state.map(StateFile::new);
@@ -131,6 +132,7 @@ impl Api {
             in_force: Current::new(in_force),
             measured: Measured::new(),
             ledger,
+            version,
             reading: Arc::new(tokio::sync::Semaphore::new(READS)),
         });
         let runtime = tokio::runtime::Builder::new_current_thread()

@@ -65,9 +65,12 @@ use turnstile_bench as bench;
 
 use exit::Exit;
 
+/// The git tag, and how far the source is from it; the crate's version without git.
+const VERSION: &str = env!("TURNSTILE_VERSION");
+
 /// Many VMs share one GPU: mediated, accounted, at their weights.
 #[derive(Parser)]
-#[command(name = "turnstile", version, arg_required_else_help = true)]
+#[command(name = "turnstile", version = VERSION, arg_required_else_help = true)]
 struct Args {
     #[command(subcommand)]
     command: Command,

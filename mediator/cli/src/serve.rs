@@ -77,6 +77,7 @@ fn api(config: &Config, daemon: &Daemon) -> anyhow::Result<Api> {
         metrics: config.metrics.clone(),
         prices: config.ledger.prices.clone(),
         ledger: config.ledger.path.clone(),
+        version: crate::VERSION.to_owned(),
     };
     Ok(Api::start(api, daemon.fleet().clone())?)
 }

@@ -258,6 +258,12 @@ fn a_debian_package_has_what_an_operator_needs_and_installs() {
             "{line}"
         );
     }
+    let shown = run(Command::new(TURNSTILE).arg("--version"));
+    let version = shown.trim().rsplit(' ').next().unwrap();
+    let form = package_folder().join("versions");
+    let form = run(Command::new(form).args(["deb", version]));
+    let field = |name: &str| run(Command::new("dpkg-deb").arg("-f").arg(&package).arg(name));
+    assert_eq!(field("Version"), form);
     let again = build(&folder.path().join("again"));
     assert_eq!(
         fs::read(&package).unwrap(),

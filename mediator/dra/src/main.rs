@@ -15,7 +15,7 @@ use turnstile_dra::names::{ACCOUNT, CDI_FOLDER, PLUGINS, REGISTRY};
 
 /// Gives claims of Kubernetes their shares of this node's GPUs.
 #[derive(Parser, Debug)]
-#[command(version)]
+#[command(version = env!("TURNSTILE_VERSION"))]
 struct Args {
     /// Name of this node
     #[arg(long)]

@@ -47,6 +47,7 @@ fn served() -> &'static Served {
             metrics: MetricsSection::default(),
             prices: None,
             ledger: None,
+            version: "1.2.3-4-gabc".into(),
         };
         Served {
             socket,

@@ -96,7 +96,7 @@ pub(crate) fn families(
 
 /// The metrics of the daemon, whatever GPUs it has.
 pub(crate) fn of_daemon(
-    node: &str,
+    (node, version): (&str, &str),
     limits: &LimitsSnapshot,
     ledger: Option<&LedgerHealth>,
 ) -> Vec<MetricFamily> {
@@ -104,7 +104,7 @@ pub(crate) fn of_daemon(
         "turnstile_build_info",
         "Version of the daemon.",
         MetricType::GAUGE,
-        &[("version", env!("CARGO_PKG_VERSION")), ("node", node)],
+        &[("version", version), ("node", node)],
         1.0,
     )];
     all.extend(limits::families(limits));

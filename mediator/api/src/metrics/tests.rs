@@ -116,7 +116,7 @@ pub(super) fn all(host: &HostSnapshot) -> Vec<MetricFamily> {
         projects: [("batch".to_owned(), "proj-9".to_owned())].into(),
     };
     let mut all = families(&identity(), host, &names);
-    all.extend(of_daemon("node-1", &host.limits, Some(&ledger)));
+    all.extend(of_daemon(("node-1", "1.2.3"), &host.limits, Some(&ledger)));
     all.extend(crate::measured_for_tests());
     joined(all)
 }

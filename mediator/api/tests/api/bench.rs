@@ -93,6 +93,7 @@ impl Bench {
             metrics: MetricsSection::default(),
             prices: None,
             ledger: Some(self.path("ledger")),
+            version: "1.2.3-4-gabc".into(),
         };
         self.api = Some(Api::start(config, daemon.fleet().clone()).unwrap());
         self.daemon = Some(daemon);

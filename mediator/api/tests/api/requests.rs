@@ -369,3 +369,15 @@ fn metrics_are_open_metrics_where_a_reader_requests_it() {
     assert_eq!(plain.header("vary"), Some("accept"));
     assert!(!plain.body.contains("# EOF"), "{}", plain.body);
 }
+
+#[test]
+fn the_version_is_the_programs() {
+    let bench = bench();
+    let version = "1.2.3-4-gabc";
+    for path in ["/v1/version", "/v1/host"] {
+        assert_eq!(get(&bench.socket(), path).json()["version"], version);
+    }
+    let metrics = get(&bench.socket(), "/metrics").body;
+    let line = format!("turnstile_build_info{{version=\"{version}\"");
+    assert!(metrics.contains(&line), "{metrics}");
+}

@@ -249,6 +249,7 @@ fn stored_settings_apply_before_the_api_starts_and_survive_a_patch() {
         metrics: MetricsSection::default(),
         prices: None,
         ledger: None,
+        version: "1.2.3-4-gabc".into(),
     };
     let _api = Api::start(config, daemon.fleet().clone()).unwrap();
     let path = "/v1/vms/a/scheduling";

@@ -305,6 +305,7 @@ fn serve(folder: &tempfile::TempDir) -> (Api, Daemon) {
         metrics: MetricsSection::default(),
         prices: None,
         ledger: None,
+        version: "1.2.3-4-gabc".into(),
     };
     (Api::start(config, daemon.fleet().clone()).unwrap(), daemon)
 }
