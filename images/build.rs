@@ -29,6 +29,15 @@ const RUSTFLAGS: &[&str] = &[
     "-Clink-arg=-zmax-page-size=4096",
 ];
 
+/// Flags of the guest: its own, and those by which the build around it hides paths.
+fn flags() -> Vec<String> {
+    let around = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();
+    let maps = around.split('\u{1f}');
+    let maps = maps.filter(|flag| flag.starts_with("--remap-path-prefix="));
+    let own = RUSTFLAGS.iter().copied();
+    own.chain(maps).map(str::to_owned).collect()
+}
+
 fn main() {
     let folder = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
@@ -81,7 +90,7 @@ fn build(folder: &Path, out: &Path) -> Option<PathBuf> {
         .arg(folder.join("guest/Cargo.toml"))
         .arg("--target-dir")
         .arg(&target)
-        .env("CARGO_ENCODED_RUSTFLAGS", RUSTFLAGS.join("\u{1f}"));
+        .env("CARGO_ENCODED_RUSTFLAGS", flags().join("\u{1f}"));
     // What was meant for the build around this one.
     for name in [
         "RUSTFLAGS",
