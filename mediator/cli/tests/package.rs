@@ -4,6 +4,8 @@
 mod common;
 #[path = "common/library.rs"]
 mod library;
+#[path = "common/rpm_package.rs"]
+mod rpm_package;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -260,10 +262,12 @@ fn a_debian_package_has_what_an_operator_needs_and_installs() {
     }
     let shown = run(Command::new(TURNSTILE).arg("--version"));
     let version = shown.trim().rsplit(' ').next().unwrap();
-    let form = package_folder().join("versions");
-    let form = run(Command::new(form).args(["deb", version]));
+    let form = |kind: &str| {
+        let script = package_folder().join("versions");
+        run(Command::new(script).args([kind, version]))
+    };
     let field = |name: &str| run(Command::new("dpkg-deb").arg("-f").arg(&package).arg(name));
-    assert_eq!(field("Version"), form);
+    assert_eq!(field("Version"), form("deb"));
     let again = build(&folder.path().join("again"));
     assert_eq!(
         fs::read(&package).unwrap(),
@@ -271,6 +275,7 @@ fn a_debian_package_has_what_an_operator_needs_and_installs() {
         "two builds differ"
     );
 
+    rpm_package::has_the_same(&package, &listing, form("rpm").trim());
     let root = folder.path().join("root");
     fs::create_dir_all(root.join("var/lib/dpkg/updates")).unwrap();
     fs::create_dir_all(root.join("var/lib/dpkg/info")).unwrap();
