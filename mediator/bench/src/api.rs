@@ -20,6 +20,8 @@ use tokio::runtime::Runtime;
 use tokio::time::{Instant, sleep_until};
 use turnstile_api::client::{Client, default_socket};
 use turnstile_api::view::Sample;
+use turnstile_figures::columns::table;
+use turnstile_figures::output::OutputArgs;
 use turnstile_figures::percentile::Percentiles;
 
 /// Arguments of `bench api`.
@@ -43,6 +45,8 @@ pub(crate) struct ApiArgs {
     /// Requested path
     #[arg(long, default_value = "/v1/vms")]
     path: String,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 /// Results of the bench.
@@ -113,9 +117,37 @@ pub(crate) fn run(args: &ApiArgs) -> anyhow::Result<()> {
         latency: Percentiles::of(latencies_ns),
         shares: compare(&pairs),
     };
-    println!("{}", serde_json::to_string_pretty(&outcome)?);
+    args.output.print(&outcome, print)?;
     anyhow::ensure!(failed == 0, "{failed} requests failed");
     Ok(())
+}
+
+fn print(outcome: &Outcome) {
+    let ms = |ns: u64| format!("{:.2}", ns as f64 / 1e6);
+    println!(
+        "{} requests, {} failed; milliseconds from due to the last byte, p50 / p99 / max: {} / {} / {}",
+        outcome.requests,
+        outcome.failed,
+        ms(outcome.latency.p50_ns),
+        ms(outcome.latency.p99_ns),
+        ms(outcome.latency.max_ns),
+    );
+    println!(
+        "shares in {} pairs of {} s with and without requests, in percent",
+        outcome.pairs, outcome.stretch_s
+    );
+    let points = |points: f64| format!("{points:.2}");
+    let row = |share: &Share| {
+        vec![
+            share.name.clone(),
+            points(share.without),
+            points(share.with),
+            points(share.difference),
+            share.standard_error.map_or_else(|| "-".to_owned(), points),
+        ]
+    };
+    let rows: Vec<Vec<String>> = outcome.shares.iter().map(row).collect();
+    table(&["NAME", "WITHOUT", "WITH", "DIFFERENCE", "ERROR"], &rows);
 }
 
 /// Each tenant's part of what all used while `during` ran.
