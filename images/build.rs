@@ -1,6 +1,7 @@
 //! Builds the freestanding guest, which is for another target, with the cargo that builds this.
 
 use std::env;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -38,7 +39,27 @@ fn flags() -> Vec<String> {
     own.chain(maps).map(str::to_owned).collect()
 }
 
+/// Set where cargo calls this program in place of rustc.
+const WRAPS: &str = "TURNSTILE_GUEST_RUSTC";
+
+/// Runs rustc without cargo's hash of a crate, which has the crate's absolute path in it where the
+/// crate is outside of the guest's workspace. The guest is then the same bytes in every folder; all
+/// of its crates have different names.
+fn wrap() -> ! {
+    let mut arguments = env::args_os().skip(1);
+    let rustc = arguments.next().expect("cargo names rustc");
+    let arguments = arguments.map(|argument| match argument.to_str() {
+        Some(text) if text.starts_with("metadata=") => "metadata=guest".into(),
+        _ => argument,
+    });
+    let error = Command::new(rustc).args(arguments).exec();
+    panic!("rustc cannot be run: {error}");
+}
+
 fn main() {
+    if env::var_os(WRAPS).is_some() {
+        wrap();
+    }
     let folder = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     for source in SOURCES {
@@ -103,6 +124,8 @@ fn build(folder: &Path, out: &Path) -> Option<PathBuf> {
     ] {
         cargo.env_remove(name);
     }
+    let own = env::current_exe().expect("a build script is a file");
+    cargo.env("RUSTC_WRAPPER", own).env(WRAPS, "1");
     let status = cargo.status().expect("cargo runs");
     if !status.success() {
         println!(
