@@ -74,6 +74,7 @@ impl Vm {
         let theirs = stream.try_clone().unwrap();
         let driver = Arc::new(Arc::clone(driver));
         let options = Options {
+            memory: None,
             version: "580.159.04".into(),
             limits,
             report: None,

@@ -31,6 +31,7 @@ use std::time::Duration;
 use turnstile_preload_wire::socket::ProcessLine;
 use turnstile_preload_wire::{GRANULE_BYTES, Pin, ToDaemon, ToLibrary};
 
+use super::ranges::MapCall;
 use super::{Device, locked};
 use crate::abi::numbers::{MEMORY_BYTES_AT, class, control, escape, uvm};
 use crate::abi::{Node, Parts, number, read_u32, read_u64};
@@ -454,19 +455,11 @@ impl Device {
             uvm::UNMAP_EXTERNAL => state
                 .table
                 .unmapped(file, base, read_u64(top, MAP_BYTES_AT)),
-            uvm::MAP_EXTERNAL_ALLOCATION => {
-                let key = (
-                    read_u32(top, super::ranges::MAP_CLIENT_AT),
-                    read_u32(top, super::ranges::MAP_MEMORY_AT),
-                );
-                let mapping = Mapping {
-                    file,
-                    base,
-                    bytes: read_u64(top, MAP_BYTES_AT),
-                    top: top.clone(),
-                };
-                state.table.mapped(key, mapping)
-            }
+            // The driver accepts none that cannot be read.
+            uvm::MAP_EXTERNAL_ALLOCATION => match MapCall::read(top) {
+                Some(call) => state.table.mapped(Mapping { file, call }),
+                None => Vec::new(),
+            },
             _ => Vec::new(),
         };
         drop(state);

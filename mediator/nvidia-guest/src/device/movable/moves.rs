@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use turnstile_preload_wire::{ChunkNumber, GRANULE_BYTES};
 
-use super::super::ranges::{MAP_ATTRIBUTES_AT, MAP_COUNT_AT, MAP_STATUS_AT};
+use super::super::ranges::MAP_STATUS_AT;
 use super::super::{Device, driver, locked};
 use super::table::{Key, Mapping};
 use super::{Grant, Movable, Wanted};
@@ -110,21 +110,18 @@ impl Device {
         const UNMAP_BYTES: usize = 40;
         const GPU_AT: usize = 16;
         const STATUS_AT: usize = 32;
-        // CAST: at most 256, checked when it was mapped.
-        let count = (read_u32(&mapping.top, MAP_COUNT_AT) as usize).min(uvm::ATTRIBUTES_MAX);
-        let attributes = mapping.top[MAP_ATTRIBUTES_AT..].chunks_exact(uvm::ATTRIBUTE_BYTES);
-        for attribute in attributes.take(count) {
+        for gpu in mapping.call.gpus() {
             let mut top = vec![0; UNMAP_BYTES];
-            write_u64(&mut top, 0, mapping.base);
-            write_u64(&mut top, 8, mapping.bytes);
-            top[GPU_AT..GPU_AT + 16].copy_from_slice(&attribute[..16]);
+            write_u64(&mut top, 0, mapping.call.base);
+            write_u64(&mut top, 8, mapping.call.bytes);
+            top[GPU_AT..GPU_AT + 16].copy_from_slice(gpu);
             self.issue_uvm(mapping.file, uvm::UNMAP_EXTERNAL, top, STATUS_AT)?;
         }
         Ok(())
     }
 
     fn map_again(&self, mapping: &Mapping) -> Result<(), u32> {
-        let top = mapping.top.clone();
+        let top = mapping.call.top();
         self.issue_uvm(
             mapping.file,
             uvm::MAP_EXTERNAL_ALLOCATION,

@@ -14,6 +14,8 @@ use std::os::fd::OwnedFd;
 
 use turnstile_preload_wire::{CHUNKS_MAX, ChunkNumber};
 
+use super::super::ranges::MapCall;
+
 /// Client and handle of an object.
 pub(super) type Key = (u32, u32);
 
@@ -35,11 +37,14 @@ pub(super) enum State {
 pub(super) struct Mapping {
     /// The file of unified memory.
     pub(super) file: u32,
-    pub(super) base: u64,
-    pub(super) bytes: u64,
-    /// The call's argument, as the program gave it.
-    pub(super) top: Vec<u8>,
+    /// The call, as the program made it.
+    pub(super) call: MapCall,
 }
+
+/// Ranges of unified memory that are recorded, and mappings of one chunk. Memory beyond them does
+/// not move.
+const RANGES_MAX: usize = 1 << 16;
+const MAPPINGS_MAX: usize = 16;
 
 /// A chunk.
 #[derive(Debug)]
@@ -231,7 +236,18 @@ impl Table {
 
     /// A range of unified memory was made.
     pub(super) fn range_made(&mut self, file: u32, base: u64, bytes: u64) {
-        self.ranges.insert((file, base), bytes);
+        if self.ranges.len() < RANGES_MAX {
+            self.ranges.insert((file, base), bytes);
+        }
+    }
+
+    /// Whether a mapping is in a range that is recorded: its end would be seen.
+    fn is_in_range(&self, Mapping { file, call }: &Mapping) -> bool {
+        let mut before = self.ranges.range((*file, 0)..=(*file, call.base));
+        let end = call.base.checked_add(call.bytes);
+        before.next_back().is_some_and(|((_, base), bytes)| {
+            end.is_some_and(|end| end <= base.saturating_add(*bytes))
+        })
     }
 
     /// A range of unified memory is gone, with the mappings in it.
@@ -250,9 +266,9 @@ impl Table {
             let before = chunk.mappings.len();
             let mut is_cut = false;
             chunk.mappings.retain(|one| {
-                let last = one.base.saturating_add(one.bytes);
-                let apart = one.file != file || last <= base || end <= one.base;
-                is_cut |= !apart && (one.base < base || last > end);
+                let (from, to) = (one.call.base, one.call.base.saturating_add(one.call.bytes));
+                let apart = one.file != file || to <= base || end <= from;
+                is_cut |= !apart && (from < base || to > end);
                 apart
             });
             if is_cut && before > 0 {
@@ -262,16 +278,20 @@ impl Table {
         cut
     }
 
-    /// Memory of a chunk was mapped. Returns the chunks of which a mapping was cut by it.
-    pub(super) fn mapped(&mut self, key: Key, mapping: Mapping) -> Vec<Key> {
-        if !self.chunks.contains_key(&key) {
-            return Vec::new();
-        }
-        let cut = self.unmapped(mapping.file, mapping.base, mapping.bytes);
+    /// Memory was mapped. Returns chunks that cannot move then: a mapping of theirs was cut, or
+    /// this one cannot be recorded.
+    pub(super) fn mapped(&mut self, mapping: Mapping) -> Vec<Key> {
+        let key = (mapping.call.client, mapping.call.memory);
+        let mut pinned = self.unmapped(mapping.file, mapping.call.base, mapping.call.bytes);
+        let in_range = self.is_in_range(&mapping);
         if let Some(chunk) = self.chunks.get_mut(&key) {
-            chunk.mappings.push(mapping);
+            if in_range && chunk.mappings.len() < MAPPINGS_MAX {
+                chunk.mappings.push(mapping);
+            } else {
+                pinned.push(key);
+            }
         }
-        cut
+        pinned
     }
 
     /// A file is closed.
@@ -300,13 +320,17 @@ mod tests {
         rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap()
     }
 
-    fn mapping(base: u64, bytes: u64) -> Mapping {
-        Mapping {
-            file: 1,
+    fn mapping(memory: u32, base: u64, bytes: u64) -> Mapping {
+        let call = MapCall {
             base,
             bytes,
-            top: Vec::new(),
-        }
+            offset: 0,
+            attributes: Vec::new(),
+            control: 2,
+            client: 1,
+            memory,
+        };
+        Mapping { file: 1, call }
     }
 
     #[test]
@@ -336,12 +360,35 @@ mod tests {
             table.came(number, memory());
             table.find((1, handle), number);
         }
-        assert!(table.mapped((1, 2), mapping(100, 50)).is_empty());
-        assert_eq!(table.mapped((1, 3), mapping(120, 50)), [(1, 2)]);
-        assert!(table.get((1, 2)).unwrap().mappings.is_empty());
         table.range_made(1, 100, 200);
+        assert!(table.mapped(mapping(2, 100, 50)).is_empty());
+        assert_eq!(table.mapped(mapping(3, 120, 50)), [(1, 2)]);
+        assert!(table.get((1, 2)).unwrap().mappings.is_empty());
         table.range_gone(1, 100);
         assert!(table.get((1, 3)).unwrap().mappings.is_empty());
+    }
+
+    #[test]
+    fn mapping_that_cannot_be_recorded_pins_its_chunk() {
+        let mut table = Table::default();
+        let number = table.request((1, 2), 0, 0, 5).unwrap();
+        table.came(number, memory());
+        table.find((1, 2), number);
+        assert_eq!(table.mapped(mapping(2, 100, 50)), [(1, 2)], "in no range");
+        table.range_made(1, 0, 4096);
+        for nth in 0..MAPPINGS_MAX as u64 {
+            assert!(table.mapped(mapping(2, 10 * nth, 10)).is_empty());
+        }
+        assert_eq!(table.mapped(mapping(2, 4000, 10)), [(1, 2)], "one too many");
+        assert_eq!(
+            table.mapped(mapping(2, 4090, 10)),
+            [(1, 2)],
+            "beyond its range"
+        );
+        for base in 0..2 * RANGES_MAX as u64 {
+            table.range_made(1, 4096 * (base + 1), 4096);
+        }
+        assert_eq!(table.ranges.len(), RANGES_MAX);
     }
 
     #[test]
