@@ -39,7 +39,7 @@ impl Backing for Handles {
     fn allocate(&self, _: TenantId, _: ProgramPlace) -> Result<Grant, Denial> {
         Ok(Grant::Make)
     }
-    fn give(&self, _: TenantId, _: ProgramPlace) -> Result<Option<OwnedFd>, Denial> {
+    fn give(&self, _: TenantId, _: ProgramPlace, _: &mut dyn FnMut(OwnedFd)) -> Result<(), Denial> {
         Err(Denial::Full)
     }
     fn made(&self, tenant: TenantId, place: ProgramPlace, handle: OwnedFd) {

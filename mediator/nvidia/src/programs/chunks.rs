@@ -122,11 +122,16 @@ impl Backing for ProgramChunks {
         }
     }
 
-    fn give(&self, tenant: TenantId, chunk: ProgramPlace) -> Result<Option<OwnedFd>, Denial> {
+    fn give(
+        &self,
+        tenant: TenantId,
+        chunk: ProgramPlace,
+        send: &mut dyn FnMut(OwnedFd),
+    ) -> Result<(), Denial> {
         let sets = self.0.sets.get().ok_or(Denial::Full)?;
         let place = self.0.numbers().number(tenant, chunk);
-        let given = sets.give(tenant, place.ok_or(Denial::Full)?);
-        given.ok_or_else(|| {
+        let given = sets.give(tenant, place.ok_or(Denial::Full)?, send);
+        given.map(drop).ok_or_else(|| {
             self.0.numbers().forget(tenant, chunk);
             Denial::Full
         })

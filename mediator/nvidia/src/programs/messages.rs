@@ -83,10 +83,13 @@ impl ProgramMemory {
             }
             ToDaemon::Take { chunk, bytes } => {
                 let place = place(chunk, bytes);
-                let given = self.within_limits(place, |of| of.give(tenant, place))?;
+                let mut reached = true;
+                let mut send = |handle: OwnedFd| {
+                    reached = line.say(&ToLibrary::Restore { chunk }, Some(&handle));
+                };
+                let given = self.within_limits(place, |of| of.give(tenant, place, &mut send))?;
                 return Ok(match given {
-                    Ok(None) => true,
-                    Ok(handle) => line.say(&ToLibrary::Restore { chunk }, handle.as_ref()),
+                    Ok(()) => reached,
                     Err(reason) => self.deny(tenant, line, place, reason),
                 });
             }

@@ -63,12 +63,17 @@ pub trait Backing: Send + Sync + Debug {
     /// # Errors
     /// If GPU and host have no room.
     fn allocate(&self, tenant: TenantId, place: ProgramPlace) -> Result<Grant, Denial>;
-    /// Gives a chunk within the tenant's limits: its handle, or nothing if it comes later
-    /// ([`ProgramMemory::map`]).
+    /// Gives a chunk within the tenant's limits: its handle by `send`, or later by
+    /// [`ProgramMemory::map`]. No order about the chunk is given before.
     ///
     /// # Errors
     /// If GPU and host have no room.
-    fn give(&self, tenant: TenantId, place: ProgramPlace) -> Result<Option<OwnedFd>, Denial>;
+    fn give(
+        &self,
+        tenant: TenantId,
+        place: ProgramPlace,
+        send: &mut dyn FnMut(OwnedFd),
+    ) -> Result<(), Denial>;
     /// The program has made a chunk, of which this is a handle.
     fn made(&self, tenant: TenantId, place: ProgramPlace, handle: OwnedFd);
     /// A chunk was freed, or does not move any more.
@@ -88,7 +93,7 @@ impl Backing for Unmoved {
         Ok(Grant::Make)
     }
 
-    fn give(&self, _: TenantId, _: ProgramPlace) -> Result<Option<OwnedFd>, Denial> {
+    fn give(&self, _: TenantId, _: ProgramPlace, _: &mut dyn FnMut(OwnedFd)) -> Result<(), Denial> {
         Err(Denial::Full)
     }
 

@@ -40,12 +40,18 @@ impl Backing for Recorder {
         Ok(Grant::Make)
     }
 
-    fn give(&self, _: TenantId, place: ProgramPlace) -> Result<Option<OwnedFd>, Denial> {
+    fn give(
+        &self,
+        _: TenantId,
+        place: ProgramPlace,
+        send: &mut dyn FnMut(OwnedFd),
+    ) -> Result<(), Denial> {
         if *self.full.lock().unwrap() {
             return Err(Denial::Full);
         }
         self.made.lock().unwrap().push(place);
-        Ok(Some(null()))
+        send(null());
+        Ok(())
     }
 
     fn made(&self, _: TenantId, place: ProgramPlace, _: OwnedFd) {

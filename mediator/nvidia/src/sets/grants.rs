@@ -118,26 +118,32 @@ impl Sets {
         Some(here)
     }
 
-    /// The same for memory that the mover makes. Returns a handle for the owner, or nothing if it
-    /// comes later by a move. Memory is entered once it is made: no move sees it before.
-    pub(crate) fn give(&self, tenant: TenantId, place: Place) -> Option<Option<OwnedFd>> {
+    /// The same for memory that the mover makes: `send` passes a handle of it to the owner. True if
+    /// it did; false if the owner gets the memory later by a move. The memory is entered behind
+    /// that, so that no move of it comes before the handle.
+    pub(crate) fn give(
+        &self,
+        tenant: TenantId,
+        place: Place,
+        send: &mut dyn FnMut(OwnedFd),
+    ) -> Option<bool> {
         let mut table = lock(&self.shared.table);
         if !self.shared.grants(&mut table, tenant, place.bytes)? {
             drop(table);
-            return self.grant(tenant, place).map(|_| None);
+            return self.grant(tenant, place);
         }
         table.on_card += place.bytes;
         drop(table);
         let made = self.shared.copies.create(place.bytes);
         let failed = |error: &MoverError| log::debug!("Memory for {tenant} is not made: {error}");
-        let handle = made.inspect_err(failed).ok().and_then(|memory| {
-            let handle = memory.share().ok();
+        let given = made.inspect_err(failed).ok().and_then(|memory| {
+            send(memory.share().ok()?);
             self.made(tenant, place, memory);
-            handle
+            Some(true)
         });
         // The room is the memory's now, or free again.
         lock(&self.shared.table).on_card -= place.bytes;
-        handle.map(Some)
+        given
     }
 
     /// Records memory that an owner has made: granted, or made before the owner was known.

@@ -48,6 +48,9 @@ const MEMORY_LOST: i32 = 70;
 /// Length in the parameters of unified memory's calls that name a range. SOURCE: `uvm_ioctl.h`.
 const MAP_BYTES_AT: usize = 8;
 
+/// Controls that register memory for peers of other vendors. They name it, and keep nothing of it.
+const PEERS: [u32; 2] = [control::REGISTER_VIDMEM, control::UNREGISTER_VIDMEM];
+
 /// Memory that a program's call allocates.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
@@ -352,12 +355,9 @@ impl Device {
     /// Gets memory for an allocation. Called without locks: it waits for the daemon, and for the
     /// VM's turn if the GPU is full. Returns with the right to issue calls.
     pub(super) fn granted(&self, file: u32, wanted: Wanted) -> (Grant, RwLockReadGuard<'_, ()>) {
-        let asked = self.movable.as_ref().zip(
-            self.movable
-                .as_ref()
-                .and_then(|movable| movable.request(wanted, file)),
-        );
-        let Some((movable, chunk)) = asked else {
+        let request = |movable: &'_ Movable| movable.request(wanted, file);
+        let requested = self.movable.as_ref();
+        let Some((movable, chunk)) = requested.and_then(|of| Some((of, request(of)?))) else {
             return (Grant::Native, self.enter());
         };
         let mut state = locked(&movable.state);
@@ -391,6 +391,7 @@ impl Device {
             _ if node == Node::Uvm => return,
             Some(escape::RM_DUP_OBJECT) => state.table.named(word(12), &word(16).to_ne_bytes()),
             Some(escape::RM_ALLOC) if word(12) == class::GPU_MEMORY => return,
+            Some(escape::RM_CONTROL) if PEERS.contains(&word(8)) => return,
             Some(escape::RM_ALLOC | escape::RM_CONTROL) => {
                 let mut named = state
                     .table
@@ -416,7 +417,6 @@ impl Device {
         else {
             return false;
         };
-        let kinds = [control::REGISTER_VIDMEM, control::UNREGISTER_VIDMEM];
         let params = parts.params().unwrap_or_default();
         let key = (
             read_u32(top, 0),
@@ -424,7 +424,7 @@ impl Device {
                 .first_chunk()
                 .map_or(0, |word| u32::from_ne_bytes(*word)),
         );
-        kinds.contains(&read_u32(top, 8))
+        PEERS.contains(&read_u32(top, 8))
             && self
                 .movable
                 .as_ref()

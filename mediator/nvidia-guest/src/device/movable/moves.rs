@@ -55,7 +55,11 @@ impl Device {
         let (key, object) = {
             let mut state = locked(&movable.state);
             state.wants_sent = false;
-            let (key, has_object) = state.table.leaving(chunk).ok_or(0_u32)?;
+            let Some((key, has_object)) = state.table.leaving(chunk) else {
+                // The daemon takes zero for memory that is gone, and an error for the end of moves.
+                let known = state.table.knows(chunk);
+                return Err(if known { status::OPERATING_SYSTEM } else { 0 });
+            };
             if !has_object {
                 state.table.left(key);
                 return Ok(());

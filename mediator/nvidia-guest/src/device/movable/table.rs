@@ -179,6 +179,11 @@ impl Table {
         }
     }
 
+    /// Whether there is such a chunk.
+    pub(super) fn knows(&self, number: ChunkNumber) -> bool {
+        self.numbers.contains_key(&number)
+    }
+
     /// The chunk that is to be released, if it can be. Memory without an object leaves at once.
     pub(super) fn leaving(&mut self, number: ChunkNumber) -> Option<(Key, bool)> {
         let (key, chunk) = self.by_number(number)?;

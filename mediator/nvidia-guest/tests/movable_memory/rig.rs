@@ -1,6 +1,4 @@
-//! Memory of a program moves out and in behind its back: a program at the device process's socket,
-//! the stand-in driver, and a daemon that is played by the test.
-#![allow(missing_docs)]
+//! A program at the device process's socket, the stand-in driver, and the daemon's end of memory.
 
 use std::fs::File;
 use std::mem::ManuallyDrop;
@@ -9,7 +7,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -18,20 +16,20 @@ use turnstile_nvidia_guest::check::Limits;
 use turnstile_nvidia_guest::device::{Options, StandIn, serve};
 use turnstile_nvidia_guest::proto::{Kind, Message, VERSION, node_word, receive, send};
 use turnstile_preload_wire::socket::DaemonLine;
-use turnstile_preload_wire::{self as wire, Denial, ToDaemon, ToLibrary};
+use turnstile_preload_wire::{self as wire, ToDaemon, ToLibrary};
 
-const MIB: u64 = 1 << 20;
-const BASE: u64 = 0x7000_0000_0000;
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const BASE: u64 = 0x7000_0000_0000;
 /// TIMEOUT: what takes microseconds, on a machine that does much else.
-const LIMIT: Duration = Duration::from_secs(10);
-const DEVICE: u32 = 0x5c00_0001;
-const MEMORY: u32 = 0x5c00_0010;
+pub(crate) const LIMIT: Duration = Duration::from_secs(10);
+pub(crate) const DEVICE: u32 = 0x5c00_0001;
+pub(crate) const MEMORY: u32 = 0x5c00_0010;
 
-fn request(number: u32, bytes: usize) -> u32 {
+pub(crate) fn request(number: u32, bytes: usize) -> u32 {
     3 << 30 | (bytes as u32) << 16 | u32::from(b'F') << 8 | number
 }
 
-fn file(bytes: u64) -> File {
+pub(crate) fn file(bytes: u64) -> File {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = memfd_create("memory", flags).unwrap();
     ftruncate(&file, bytes).unwrap();
@@ -39,19 +37,19 @@ fn file(bytes: u64) -> File {
 }
 
 /// A program, its device process and the daemon's end of its memory.
-struct Rig {
-    program: Program,
-    driver: Arc<StandIn>,
+pub(crate) struct Rig {
+    pub(crate) program: Program,
+    pub(crate) driver: Arc<StandIn>,
     /// Never closed: a device process ends if memory is away then.
-    daemon: ManuallyDrop<DaemonLine>,
-    launcher: OwnedFd,
+    pub(crate) daemon: ManuallyDrop<DaemonLine>,
+    pub(crate) launcher: OwnedFd,
     life: Option<UnixStream>,
     device: Option<JoinHandle<()>>,
     _folder: tempfile::TempDir,
 }
 
 /// The next connection for the daemon, which is greeted.
-fn accept(launcher: &OwnedFd) -> DaemonLine {
+pub(crate) fn accept(launcher: &OwnedFd) -> DaemonLine {
     use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -79,7 +77,7 @@ fn accept(launcher: &OwnedFd) -> DaemonLine {
 }
 
 impl Rig {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("device");
         let listener = UnixListener::bind(&path).unwrap();
@@ -110,7 +108,7 @@ impl Rig {
     }
 
     /// The next message that is no report of pinned memory.
-    fn hear(&self) -> ToDaemon {
+    pub(crate) fn hear(&self) -> ToDaemon {
         loop {
             assert!(self.daemon.has_message(LIMIT), "nothing is said");
             match self.daemon.next().unwrap().unwrap().0 {
@@ -121,7 +119,7 @@ impl Rig {
     }
 
     /// The same, without those that ask for memory that is away: they come at any time.
-    fn answer(&self) -> ToDaemon {
+    pub(crate) fn answer(&self) -> ToDaemon {
         loop {
             let message = self.hear();
             if message != (ToDaemon::Wants {}) {
@@ -131,7 +129,7 @@ impl Rig {
     }
 
     /// Answers the next request for memory.
-    fn give(&self, memory: &File) -> u64 {
+    pub(crate) fn give(&self, memory: &File) -> u64 {
         let ToDaemon::Take { chunk, .. } = self.hear() else {
             panic!("no request for memory");
         };
@@ -139,19 +137,19 @@ impl Rig {
         chunk
     }
 
-    fn restore(&self, chunk: u64, memory: &File) {
+    pub(crate) fn restore(&self, chunk: u64, memory: &File) {
         let fd = memory.as_fd().try_clone_to_owned().unwrap();
         assert!(self.daemon.say(&ToLibrary::Restore { chunk }, Some(&fd)));
         assert_eq!(self.answer(), ToDaemon::Restored { chunk });
     }
 
-    fn release(&self, chunk: u64) {
+    pub(crate) fn release(&self, chunk: u64) {
         assert!(self.daemon.say(&ToLibrary::Release { chunk }, None));
         assert_eq!(self.answer(), ToDaemon::Released { chunk });
     }
 
     /// A call of the program that waits, and what the daemon does meanwhile. Returns both results.
-    fn beside<A: Send, B>(
+    pub(crate) fn beside<A: Send, B>(
         &self,
         call: impl FnOnce(&Program) -> A + Send,
         daemon: impl FnOnce() -> B,
@@ -169,7 +167,7 @@ impl Rig {
     }
 
     /// A program with memory of 4 MiB that is mapped; its chunk.
-    fn with_memory(&self, memory: &File) -> u64 {
+    pub(crate) fn with_memory(&self, memory: &File) -> u64 {
         let (status, chunk) = self.beside(
             |program| program.allocate(MEMORY, 4 * MIB),
             || self.give(memory),
@@ -180,7 +178,7 @@ impl Rig {
     }
 
     /// Whether the object has this memory, and is mapped.
-    fn has(&self, memory: &File) -> bool {
+    pub(crate) fn has(&self, memory: &File) -> bool {
         let client = self.program.client;
         let own = self.driver.imported(client, MEMORY).map(File::from);
         let same = own.is_some_and(|own| {
@@ -203,16 +201,16 @@ impl Drop for Rig {
     }
 }
 
-struct Program {
+pub(crate) struct Program {
     socket: UnixStream,
     talking: std::sync::Mutex<()>,
     control: u32,
     memory: u32,
-    client: u32,
+    pub(crate) client: u32,
 }
 
 impl Program {
-    fn new(path: &std::path::Path) -> Self {
+    pub(crate) fn new(path: &std::path::Path) -> Self {
         let mut program = Self {
             socket: UnixStream::connect(path).unwrap(),
             talking: std::sync::Mutex::default(),
@@ -247,17 +245,17 @@ impl Program {
         program
     }
 
-    fn end(&self) {
+    pub(crate) fn end(&self) {
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
     }
 
-    fn ask(&self, message: &Message, fds: &[std::os::fd::BorrowedFd<'_>]) -> Message {
+    pub(crate) fn ask(&self, message: &Message, fds: &[std::os::fd::BorrowedFd<'_>]) -> Message {
         let _talking = self.talking.lock().unwrap();
         send(&self.socket, message, fds).unwrap();
         receive(&self.socket).unwrap().unwrap().message
     }
 
-    fn call(&self, file: u32, request: u32, buffers: Vec<Vec<u8>>) -> Message {
+    pub(crate) fn call(&self, file: u32, request: u32, buffers: Vec<Vec<u8>>) -> Message {
         let call = Message {
             kind: Kind::Call,
             file,
@@ -268,7 +266,12 @@ impl Program {
         self.ask(&call, &[])
     }
 
-    fn escape(&self, number: u32, mut top: Vec<u8>, params: Option<Vec<u8>>) -> Vec<Vec<u8>> {
+    pub(crate) fn escape(
+        &self,
+        number: u32,
+        mut top: Vec<u8>,
+        params: Option<Vec<u8>>,
+    ) -> Vec<Vec<u8>> {
         write_u64(&mut top, 16, params.is_some().into());
         let request = request(number, top.len());
         let buffers = std::iter::once(top).chain(params).collect();
@@ -278,7 +281,13 @@ impl Program {
     }
 
     /// RM_ALLOC: status and parameters.
-    fn alloc(&self, handle: u32, parent: u32, class: u32, params: Vec<u8>) -> (u32, Vec<u8>) {
+    pub(crate) fn alloc(
+        &self,
+        handle: u32,
+        parent: u32,
+        class: u32,
+        params: Vec<u8>,
+    ) -> (u32, Vec<u8>) {
         let mut top = vec![0; 48];
         for (at, word) in [(0, self.client), (4, parent), (8, handle), (12, class)] {
             write_u32(&mut top, at, word);
@@ -287,7 +296,7 @@ impl Program {
         (read_u32(&answer[0], 40), answer.pop().unwrap())
     }
 
-    fn allocate(&self, handle: u32, bytes: u64) -> u32 {
+    pub(crate) fn allocate(&self, handle: u32, bytes: u64) -> u32 {
         let mut params = vec![0; 128];
         write_u64(&mut params, 64, bytes);
         let (status, filled) = self.alloc(handle, DEVICE, 0x40, params);
@@ -299,7 +308,16 @@ impl Program {
         status
     }
 
-    fn free(&self, handle: u32) -> u32 {
+    pub(crate) fn control(&self, number: u32, params: Vec<u8>) -> u32 {
+        let mut top = vec![0; 32];
+        write_u32(&mut top, 0, self.client);
+        write_u32(&mut top, 4, DEVICE);
+        write_u32(&mut top, 8, number);
+        write_u32(&mut top, 24, params.len() as u32);
+        read_u32(&self.escape(0x2a, top, Some(params))[0], 28)
+    }
+
+    pub(crate) fn free(&self, handle: u32) -> u32 {
         let mut top = vec![0; 16];
         write_u32(&mut top, 0, self.client);
         write_u32(&mut top, 4, DEVICE);
@@ -308,7 +326,7 @@ impl Program {
         read_u32(&self.call(self.control, request, vec![top]).buffers[0], 12)
     }
 
-    fn map(&self, handle: u32, base: u64, bytes: u64) -> u32 {
+    pub(crate) fn map(&self, handle: u32, base: u64, bytes: u64) -> u32 {
         let mut create = vec![0; 24];
         write_u64(&mut create, 0, base);
         write_u64(&mut create, 8, bytes);
@@ -323,7 +341,7 @@ impl Program {
         read_u32(&self.call(self.memory, 33, vec![map]).buffers[0], 9260)
     }
 
-    fn duplicate(&self, new: u32, handle: u32) -> u32 {
+    pub(crate) fn duplicate(&self, new: u32, handle: u32) -> u32 {
         let mut top = vec![0; 28];
         for (at, word) in [
             (0, self.client),
@@ -337,156 +355,4 @@ impl Program {
         let request = request(0x34, 28);
         read_u32(&self.call(self.control, request, vec![top]).buffers[0], 24)
     }
-}
-
-fn until(what: &str, done: impl Fn() -> bool) {
-    let begun = Instant::now();
-    while !done() {
-        assert!(begun.elapsed() < LIMIT, "{what}");
-        thread::yield_now();
-    }
-}
-
-#[test]
-fn memory_goes_and_comes_back_at_the_same_handle_and_addresses() {
-    let rig = Rig::new();
-    let (first, second) = (file(4 * MIB), file(4 * MIB));
-    let chunk = rig.with_memory(&first);
-    assert!(rig.has(&first));
-    for memory in [&second, &first, &second] {
-        rig.release(chunk);
-        assert!(rig.driver.imported(rig.program.client, MEMORY).is_none());
-        assert!(
-            rig.driver.mappings().is_empty(),
-            "no copy while something is mapped"
-        );
-        rig.restore(chunk, memory);
-        assert!(rig.has(memory));
-    }
-    assert_eq!(rig.program.free(MEMORY), 0);
-    assert_eq!(rig.hear(), ToDaemon::Freed { chunk });
-}
-
-#[test]
-fn calls_wait_while_memory_is_away_and_the_daemon_is_told_once() {
-    let rig = Rig::new();
-    let memory = file(4 * MIB);
-    let chunk = rig.with_memory(&memory);
-    rig.release(chunk);
-    let calls = rig.driver.calls();
-    let meanwhile = || {
-        assert_eq!(rig.hear(), ToDaemon::Wants {});
-        assert!(!rig.daemon.has_message(Duration::from_millis(50)));
-        assert_eq!(rig.driver.calls(), calls, "nothing reaches the driver");
-        rig.restore(chunk, &memory);
-    };
-    let (status, ()) = rig.beside(|program| program.free(MEMORY), meanwhile);
-    assert_eq!(status, 0, "its handle is there again");
-    assert_eq!(rig.hear(), ToDaemon::Freed { chunk });
-}
-
-#[test]
-fn memory_that_leaves_before_it_is_imported_is_brought_by_the_daemon() {
-    let rig = Rig::new();
-    let (first, second) = (file(4 * MIB), file(4 * MIB));
-    let other = file(2 * MIB);
-    let chunk = rig.with_memory(&first);
-    rig.release(chunk);
-    let meanwhile = || {
-        // The request waits behind the memory that is away.
-        assert_eq!(rig.hear(), ToDaemon::Wants {});
-        rig.restore(chunk, &first);
-        let ToDaemon::Take { chunk: new, .. } = rig.answer() else {
-            panic!("no request");
-        };
-        // Another chunk leaves while the program waits for its memory.
-        rig.release(chunk);
-        rig.restore(new, &other);
-        rig.release(new);
-        rig.restore(new, &second);
-        rig.restore(chunk, &first);
-    };
-    let (status, ()) = rig.beside(|program| program.allocate(MEMORY + 1, 2 * MIB), meanwhile);
-    assert_eq!(status, 0);
-    let client = rig.program.client;
-    assert!(rig.driver.imported(client, MEMORY + 1).is_some() && rig.has(&first));
-}
-
-#[test]
-fn memory_that_is_no_whole_granules_moves_too() {
-    let rig = Rig::new();
-    let (status, ()) = rig.beside(
-        |program| program.allocate(MEMORY, 3 * MIB + 4096),
-        || {
-            let take = rig.hear();
-            assert_eq!(
-                take,
-                ToDaemon::Take {
-                    chunk: 1,
-                    bytes: 4 * MIB
-                }
-            );
-            rig.restore(1, &file(4 * MIB));
-        },
-    );
-    assert_eq!(status, 0);
-}
-
-#[test]
-fn refused_memory_is_a_full_gpu_and_leaves_nothing() {
-    let rig = Rig::new();
-    let objects = rig.driver.count();
-    let meanwhile = || {
-        let ToDaemon::Take { chunk, .. } = rig.hear() else {
-            panic!("no request");
-        };
-        let reason = Denial::Full;
-        assert!(rig.daemon.say(&ToLibrary::Denied { chunk, reason }, None));
-    };
-    let (status, ()) = rig.beside(|program| program.allocate(MEMORY, 4 * MIB), meanwhile);
-    assert_eq!(status, 0x51);
-    assert_eq!(rig.driver.count(), objects);
-    rig.with_memory(&file(4 * MIB));
-}
-
-#[test]
-fn memory_that_another_handle_shares_stays() {
-    let rig = Rig::new();
-    let chunk = rig.with_memory(&file(4 * MIB));
-    assert_eq!(rig.program.duplicate(MEMORY + 1, MEMORY), 0);
-    assert_eq!(rig.hear(), ToDaemon::Kept { chunk });
-    assert!(rig.daemon.say(&ToLibrary::Release { chunk }, None));
-    assert_eq!(rig.hear(), ToDaemon::Failed { chunk, result: 0 });
-    assert_eq!(rig.driver.mappings().len(), 1);
-}
-
-#[test]
-fn program_that_ends_while_its_memory_is_away_gives_it_back() {
-    let rig = Rig::new();
-    let chunk = rig.with_memory(&file(4 * MIB));
-    rig.release(chunk);
-    rig.program.end();
-    assert_eq!(rig.hear(), ToDaemon::Freed { chunk });
-    until("its objects are freed", || rig.driver.count() == (0, 0));
-}
-
-#[test]
-fn next_daemon_is_connected_and_the_memory_of_the_last_one_stays() {
-    let mut rig = Rig::new();
-    let memory = file(4 * MIB);
-    rig.with_memory(&memory);
-    rig.daemon.end();
-    rig.daemon = ManuallyDrop::new(accept(&rig.launcher));
-    assert!(rig.has(&memory));
-    assert!(rig.daemon.has_message(LIMIT));
-    let pinned = ToDaemon::Pinned {
-        reason: wire::Pin::Driver,
-        bytes: 4 * MIB,
-    };
-    assert_eq!(rig.daemon.next().unwrap().unwrap().0, pinned);
-    let (status, _) = rig.beside(
-        |program| program.allocate(MEMORY + 1, 2 * MIB),
-        || rig.give(&file(2 * MIB)),
-    );
-    assert_eq!(status, 0);
 }
