@@ -210,7 +210,9 @@ fn full_address_space_ends_requests_of_its_tenant_and_no_other_tenant() {
     let late = VmConfig::new("late", folder.join("vmm.sock"));
     let late = || native::spawn(late.clone(), |_| 0).map(drop);
     let error = format!("{:#}", anyhow::Error::from(late().unwrap_err()));
-    assert!(error.contains("left"), "{error}");
+    // The daemon's own check refuses it, or the kernel where other threads took the rest meanwhile.
+    let refused = ["left", "Cannot allocate memory"];
+    assert!(refused.iter().any(|of| error.contains(of)), "{error}");
     progress("kernels beside a full address space");
     assert!(daemon.end(Duration::ZERO).is_none());
     // Its memory is the daemon's again when it is gone.
