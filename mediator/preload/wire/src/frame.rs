@@ -311,7 +311,7 @@ mod tests {
         assert_eq!(refused([2, 1, 0, 0]), FrameError::Bytes(0));
         assert_eq!(refused([2, 1, 4096, 0]), FrameError::Bytes(4096));
         assert_eq!(refused([2, 1, u64::MAX, 0]), FrameError::Bytes(u64::MAX));
-        assert_eq!(refused([7, 9, 0, 0]), FrameError::Reason(9));
+        assert_eq!(refused([7, 10, 0, 0]), FrameError::Reason(10));
         assert_eq!(refused([4, 1, 2, 0]), FrameError::Unused(2));
         assert_eq!(refused([12, 1, 0, 0]), FrameError::Unused(1));
         assert_eq!(refused([13, 1, 0, 0]), FrameError::Bytes(0));
