@@ -171,10 +171,7 @@ pub(crate) fn run(launch: Launch) -> Result<i32, LaunchError> {
     let (link, file) = greet(launch.report, launch.movable, own)?;
     let signals = above_all()?;
     let door = launch.movable.then(|| match launch.isolated {
-        Some(_) => {
-            warn_of_moving();
-            Door::for_device()
-        }
+        Some(_) => door_of_device(),
         None => Door::open(launch.library.as_deref()),
     });
     let door = door.transpose()?;
@@ -230,11 +227,13 @@ fn greet(
     })
 }
 
-/// What is known of memory that moves behind a program's back (docs/CUDA_IN_GUESTS.md).
-fn warn_of_moving() {
+/// Opens the door of a device process. Warns of what is known of memory that moves behind a
+/// program's back (docs/CUDA_IN_GUESTS.md).
+fn door_of_device() -> Result<Door, LaunchError> {
     log::warn!(
         "Moving the memory of isolated programs is not safe yet: results were wrong in 2 of 6 runs"
     );
+    Door::for_device()
 }
 
 /// Takes the signals. Whatever the command starts stays below this process, also when its parent
@@ -263,11 +262,7 @@ pub(crate) fn serve_vm(
     let (link, file) = greet(report, movable, own)?;
     let signals = above_all()?;
     let lines = learner::Lines::open()?;
-    let door = movable.then(|| {
-        warn_of_moving();
-        Door::for_device()
-    });
-    let door = door.transpose()?;
+    let door = movable.then(door_of_device).transpose()?;
     let mut command = isolated::device_command(isolation, &lines.path(), door.as_ref())
         .map_err(LaunchError::Host)?;
     command.arg("--vm").arg(vm);

@@ -102,6 +102,8 @@ pub const GUEST_RAM_FLAGS: u32 = 0x4000_1010;
 /// Byte of the length in a memory object's parameters. SOURCE: `nvos.h`,
 /// NV_MEMORY_ALLOCATION_PARAMS.
 pub const MEMORY_BYTES_AT: usize = 64;
+/// The last byte's number in the same.
+pub const MEMORY_LIMIT_AT: usize = 88;
 
 /// Bytes of a doorbell window.
 pub const WINDOW_BYTES: u64 = 0x1_0000;

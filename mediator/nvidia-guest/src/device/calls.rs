@@ -8,7 +8,9 @@ use super::program::Program;
 use super::ram::{Lent, Pieces, User, base_of};
 use super::ranges::{MAP_CLIENT_AT, MAP_MEMORY_AT};
 use super::{Device, driver, locked};
-use crate::abi::numbers::{GUEST_RAM_FLAGS, PAGE_BYTES, class, escape, status, uvm};
+use crate::abi::numbers::{
+    GUEST_RAM_FLAGS, MEMORY_BYTES_AT, MEMORY_LIMIT_AT, PAGE_BYTES, class, escape, status, uvm,
+};
 use crate::abi::{
     Node, Parts, descriptors, number, parts, read_u32, read_u64, status_at, write_u32, write_u64,
 };
@@ -217,8 +219,8 @@ impl Device {
                 write_u32(&mut parts.buffers[0], at, answer);
                 if let Some(params) = parts.params_mut() {
                     // Size and limit in whole pages, as the driver would have filled them in.
-                    write_u64(params, 64, pieces.bytes);
-                    write_u64(params, 88, pieces.bytes - 1);
+                    write_u64(params, MEMORY_BYTES_AT, pieces.bytes);
+                    write_u64(params, MEMORY_LIMIT_AT, pieces.bytes - 1);
                 }
                 self.keep(parts, at, lent);
                 Ok(0)

@@ -21,7 +21,9 @@ use rustix::fs::{MemfdFlags, ftruncate, makedev, memfd_create};
 
 use super::ranges::{MAP_CLIENT_AT, MAP_MEMORY_AT, MAP_STATUS_AT};
 use super::{Driver, locked};
-use crate::abi::numbers::{MEMORY_BYTES_AT, WINDOW_BYTES, class, control, escape, status, uvm};
+use crate::abi::numbers::{
+    MEMORY_BYTES_AT, MEMORY_LIMIT_AT, WINDOW_BYTES, class, control, escape, status, uvm,
+};
 use crate::abi::{Node, Parts, number, read_u32, read_u64, write_u32, write_u64};
 use crate::sys;
 
@@ -32,8 +34,6 @@ const REFUSED: u32 = 0x1b;
 const NO_CLIENT: u32 = 0x23;
 /// NV_ERR_INSERT_DUPLICATE_NAME.
 const IN_USE: u32 = 0x19;
-/// NV_MEMORY_ALLOCATION_PARAMS: the last byte's number. SOURCE: `nvos.h`.
-const LIMIT_AT: usize = 88;
 /// GPU memory is allocated in pages of this many bytes.
 const ROUNDED_TO: u64 = 0x1_0000;
 /// SOURCE: `uvm_ioctl.h`, UVM_UNMAP_EXTERNAL.
@@ -315,7 +315,7 @@ impl State {
                 {
                     let bytes = bytes.saturating_add(ROUNDED_TO - 1) & !(ROUNDED_TO - 1);
                     write_u64(params, MEMORY_BYTES_AT, bytes);
-                    write_u64(params, LIMIT_AT, bytes.saturating_sub(1));
+                    write_u64(params, MEMORY_LIMIT_AT, bytes.saturating_sub(1));
                 }
                 let answer = self.insert(client, handle, object);
                 (if is_ram || long { 40 } else { 28 }, answer)

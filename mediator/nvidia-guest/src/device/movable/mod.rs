@@ -2,8 +2,8 @@
 //! suspended, without the help of the guest's programs.
 //!
 //! ```text
-//!   RM_ALLOC of GPU memory --Take--> daemon --> mover makes it --descriptor--> imported under the
-//!                                                                     handle that the program named
+//!   RM_ALLOC of GPU memory --Take--> daemon --> mover makes it --descriptor--> imported here, under
+//!                                                                the handle that the program named
 //!   Release: unmap from unified memory, free the handle     (the mover copies, the memory is free)
 //!   Restore: import under the same handle, map where it was
 //! ```
@@ -270,7 +270,10 @@ impl Device {
         let Some(movable) = &self.movable else {
             return false;
         };
-        let failed = |chunk, result| ToDaemon::Failed { chunk, result };
+        let answer = |chunk, done: Result<(), u32>, word| {
+            let failed = |result| ToDaemon::Failed { chunk, result };
+            line.say(&done.map_or_else(failed, |()| word), None)
+        };
         match (message, memory) {
             (ToLibrary::Denied { chunk, .. }, _) => {
                 locked(&movable.state).table.denied(chunk);
@@ -281,11 +284,7 @@ impl Device {
                 // No call is in flight, and none begins before the answer is sent.
                 let _flight = self.flight.write().unwrap_or_else(PoisonError::into_inner);
                 let done = self.release(movable, chunk);
-                let answer = done.map_or_else(
-                    |result| failed(chunk, result),
-                    |()| ToDaemon::Released { chunk },
-                );
-                line.say(&answer, None)
+                answer(chunk, done, ToDaemon::Released { chunk })
             }
             (ToLibrary::Restore { chunk }, Some(memory)) => {
                 let _flight = self.flight.write().unwrap_or_else(PoisonError::into_inner);
@@ -295,11 +294,7 @@ impl Device {
                     Came::Returned(key, memory) => self.restore(movable, key, &memory),
                     Came::Unknown => Err(0),
                 };
-                let answer = done.map_or_else(
-                    |result| failed(chunk, result),
-                    |()| ToDaemon::Restored { chunk },
-                );
-                let said = line.say(&answer, None);
+                let said = answer(chunk, done, ToDaemon::Restored { chunk });
                 movable.changed.notify_all();
                 said
             }

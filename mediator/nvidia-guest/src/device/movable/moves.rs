@@ -9,12 +9,10 @@ use super::super::ranges::MAP_STATUS_AT;
 use super::super::{Device, driver, locked};
 use super::table::{Key, Mapping};
 use super::{Grant, Movable, Wanted};
-use crate::abi::numbers::{MEMORY_BYTES_AT, control, escape, status, uvm};
+use crate::abi::numbers::{MEMORY_BYTES_AT, MEMORY_LIMIT_AT, control, escape, status, uvm};
 use crate::abi::{Node, Parts, read_u32, read_u64, status_at, write_u32, write_u64};
 use crate::proto::Message;
 
-/// NV_MEMORY_ALLOCATION_PARAMS: the last byte's number. SOURCE: `nvos.h`.
-const LIMIT_AT: usize = 88;
 /// NV0000_CTRL_OS_UNIX_IMPORT_OBJECTS_FROM_FD_PARAMS: descriptor, parent, first handle, number of
 /// objects. SOURCE: `ctrl0000unix.h`.
 const IMPORT_PARENT_AT: usize = 4;
@@ -34,8 +32,8 @@ fn of_bytes(mut filled: Vec<u8>, bytes: u64) -> Vec<u8> {
     let tried = read_u64(&filled, MEMORY_BYTES_AT);
     let rounded = bytes + tried.saturating_sub(trial_bytes(bytes));
     write_u64(&mut filled, MEMORY_BYTES_AT, rounded);
-    if read_u64(&filled, LIMIT_AT) == tried - 1 {
-        write_u64(&mut filled, LIMIT_AT, rounded - 1);
+    if read_u64(&filled, MEMORY_LIMIT_AT) == tried - 1 {
+        write_u64(&mut filled, MEMORY_LIMIT_AT, rounded - 1);
     }
     filled
 }

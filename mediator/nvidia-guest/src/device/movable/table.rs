@@ -268,7 +268,6 @@ impl Table {
         let end = base.saturating_add(bytes);
         let mut cut = Vec::new();
         for (key, chunk) in &mut self.chunks {
-            let before = chunk.mappings.len();
             let mut is_cut = false;
             chunk.mappings.retain(|one| {
                 let (from, to) = (one.call.base, one.call.base.saturating_add(one.call.bytes));
@@ -276,7 +275,7 @@ impl Table {
                 is_cut |= !apart && (from < base || to > end);
                 apart
             });
-            if is_cut && before > 0 {
+            if is_cut {
                 cut.push(*key);
             }
         }
