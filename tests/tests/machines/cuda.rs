@@ -174,6 +174,8 @@ fn another_vms_clients_are_refused() {
     let driver = StandIn::new().unwrap();
     let mut victim = Vm::boot(&one, &driver, Limits::default(), &["starts hold"]);
     victim.until("started");
+    // The program's child had a client of its own.
+    until("one client", FREED, || driver.count().1 == 1);
     let before = driver.count();
     let foreign = format!("starts foreign {:x}", driver.any_client().unwrap());
     Vm::boot(&other, &driver, Limits::default(), &[&foreign]).succeeds(1);

@@ -48,7 +48,7 @@ use ram::Lending;
 pub use stand_in::StandIn;
 
 /// Programs of a VM at a time.
-const PROGRAMS_MAX: usize = 128;
+const PROGRAMS_MAX: u64 = 128;
 
 /// Why a device process ends.
 #[derive(Debug, thiserror::Error)]
@@ -137,16 +137,13 @@ pub fn serve(
     options: Options,
 ) -> Result<(), DeviceError> {
     let device = Device::prepare(driver, options)?;
+    // Counts the programs that have ended.
     let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
     let ended = Arc::new(ended.map_err(|errno| DeviceError::Host(errno.into()))?);
-    let mut programs: Vec<thread::JoinHandle<()>> = Vec::new();
+    let mut programs = 0;
     let mut number = 0;
     let mut orphaned = false;
-    loop {
-        programs.retain(|program| !program.is_finished());
-        if orphaned && programs.is_empty() {
-            return Ok(());
-        }
+    while !orphaned || programs > 0 {
         let mut fds = vec![
             PollFd::new(&listener, PollFlags::IN),
             PollFd::from_borrowed_fd(ended.as_fd(), PollFlags::IN),
@@ -160,36 +157,39 @@ pub fn serve(
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         orphaned |= ready.get(2) == Some(&true);
-        if ready[1] {
-            // A thread that wrote here ends at once: joined without waiting.
-            let _ = rustix::io::read(&*ended, &mut [0; 8]);
-            let (over, rest) = programs
-                .into_iter()
-                .partition(thread::JoinHandle::is_finished);
-            programs = rest;
-            let over: Vec<thread::JoinHandle<()>> = over;
-            over.into_iter().for_each(|program| drop(program.join()));
-            if orphaned {
-                thread::yield_now();
-                let _ = rustix::io::write(&*ended, &u64::from(!programs.is_empty()).to_ne_bytes());
-            }
+        let mut count = [0; 8];
+        if ready[1] && rustix::io::read(&*ended, &mut count).is_ok() {
+            programs -= u64::from_ne_bytes(count);
         }
         if ready[0]
             && let Ok((socket, _)) = listener.accept()
-            && programs.len() < PROGRAMS_MAX
+            && programs < PROGRAMS_MAX
         {
             number += 1;
-            let (device, ended) = (Arc::clone(&device), Arc::clone(&ended));
+            programs += 1;
+            let (device, over) = (Arc::clone(&device), Ended(Arc::clone(&ended)));
             let name = thread::Builder::new().name("guest-program".to_owned());
             let started = name.spawn(move || {
+                // Dropped last, also by a panic.
+                let _over = over;
                 program::Program::new(&device, number).serve(&socket);
-                let _ = rustix::io::write(&*ended, &1_u64.to_ne_bytes());
+                drop(device);
             });
-            match started {
-                Ok(program) => programs.push(program),
-                Err(error) => log::warn!("A program of the VM has no thread: {error}"),
+            if let Err(error) = started {
+                log::warn!("A program of the VM has no thread: {error}");
             }
         }
+    }
+    Ok(())
+}
+
+/// Counts a program's thread as ended when it is dropped.
+struct Ended(Arc<OwnedFd>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        // The counter is far from full.
+        let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
     }
 }
 
