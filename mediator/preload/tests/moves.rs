@@ -7,8 +7,7 @@ mod library;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::io::{IoSlice, IoSliceMut, Read, Write};
-use std::mem::MaybeUninit;
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command};
@@ -17,10 +16,8 @@ use std::time::{Duration, Instant};
 
 use library::library;
 use rustix::fs::MemfdFlags;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use turnstile_preload_wire::descriptors;
 use turnstile_preload_wire::{Denial, FRAME_BYTES, Pin, ToDaemon, ToLibrary, VARIABLE, VERSION};
 
 /// TIMEOUT: programs of milliseconds on a busy machine.
@@ -115,34 +112,18 @@ impl Daemon {
 
     fn send(&self, message: ToLibrary, fd: Option<&OwnedFd>) {
         let fds: Vec<_> = fd.iter().map(|fd| fd.as_fd()).collect();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
-        }
-        let frame = message.encode();
-        let parts = [IoSlice::new(&frame)];
-        let _ = rustix::net::sendmsg(&self.socket, &parts, &mut control, SendFlags::NOSIGNAL);
+        let _ = descriptors::send(&self.socket, &message.encode(), &fds, SendFlags::empty());
     }
 
     /// The next frame; None at the program's end.
     fn next(&self) -> Option<(ToDaemon, Option<OwnedFd>)> {
         let mut frame = [0; FRAME_BYTES];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut parts = [IoSliceMut::new(&mut frame)];
-        let flags = RecvFlags::CMSG_CLOEXEC;
-        let got = rustix::net::recvmsg(&self.socket, &mut parts, &mut control, flags).unwrap();
-        if got.bytes == 0 {
+        let received = descriptors::receive(&self.socket, &mut frame, RecvFlags::empty());
+        let (got, mut fds) = received.unwrap();
+        if got == 0 {
             return None;
         }
-        let mut fds: Vec<OwnedFd> = Vec::new();
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(more) = message {
-                fds.extend(more);
-            }
-        }
-        let message = ToDaemon::decode(&frame[..got.bytes], fds.len()).unwrap();
+        let message = ToDaemon::decode(&frame[..got], fds.len()).unwrap();
         Some((message, fds.pop()))
     }
 

@@ -4,18 +4,17 @@
 //! A device process is confined and cannot connect anew when the daemon restarts: it connects once,
 //! before, and sends further connections as descriptors.
 
-use std::io::IoSliceMut;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix,
-    SocketFlags, SocketType, accept_with, bind, connect, listen, recvmsg, socket_with,
+    AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
+    listen, socket_with,
 };
 use tempfile::TempDir;
 use turnstile_preload_wire::VARIABLE;
+use turnstile_preload_wire::descriptors::receive;
 
 use super::{LaunchError, learner};
 
@@ -109,20 +108,13 @@ impl Door {
         if device.is_none() {
             *device = accept();
         }
-        let mut byte = [0];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        let mut parts = [IoSliceMut::new(&mut byte)];
-        let got = recvmsg(device.as_ref()?, &mut parts, &mut control, flags).ok()?;
-        if got.bytes == 0 {
+        let connection = device.as_ref()?;
+        let (got, mut fds) = receive(connection, &mut [0], RecvFlags::DONTWAIT).ok()?;
+        if got == 0 {
             // It has ended.
             *device = None;
         }
-        control.drain().find_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-            _ => None,
-        })
+        fds.pop()
     }
 }
 
@@ -140,8 +132,8 @@ pub(super) fn connect_device(path: &Path) -> std::io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg, socketpair};
-    use std::io::IoSlice;
+    use rustix::net::{SendFlags, socketpair};
+    use turnstile_preload_wire::descriptors::send;
 
     #[test]
     fn connections_of_a_device_process_come_as_descriptors() {
@@ -153,12 +145,7 @@ mod tests {
             let flags = SocketFlags::CLOEXEC;
             let (ours, theirs) =
                 socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-            let fds = [theirs.as_fd()];
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
-            let parts = [IoSlice::new(&[0])];
-            sendmsg(&device, &parts, &mut control, SendFlags::NOSIGNAL).unwrap();
+            send(&device, &[0], &[theirs.as_fd()], SendFlags::empty()).unwrap();
             let passed_on = door.next().unwrap();
             rustix::io::write(&ours, b"x").unwrap();
             let mut byte = [0];

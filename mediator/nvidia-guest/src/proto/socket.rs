@@ -1,19 +1,12 @@
 //! Messages over a Unix stream socket, with descriptors beside them.
 
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::io::{Errno, retry_on_intr};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recv, recvmsg, send as send_bytes, sendmsg,
-};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv};
+use turnstile_preload_wire::descriptors::{receive as receive_part, send as send_part};
 
 use super::{HEADER_BYTES, Header, Message, ProtocolError, extend};
-
-/// Most descriptors of a message.
-const DESCRIPTORS_MAX: usize = 2;
 
 /// A message with its descriptors.
 #[derive(Debug)]
@@ -37,23 +30,10 @@ pub fn send(
     let mut sent = 0;
     while sent < bytes.len() {
         let rest = &bytes[sent..];
-        let result = if sent == 0 && !descriptors.is_empty() {
-            let mut space =
-                [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            control.push(SendAncillaryMessage::ScmRights(descriptors));
-            sendmsg(
-                &socket,
-                &[IoSlice::new(rest)],
-                &mut control,
-                SendFlags::NOSIGNAL,
-            )
-        } else {
-            send_bytes(&socket, rest, SendFlags::NOSIGNAL)
-        };
+        let beside = if sent == 0 { descriptors } else { &[] };
+        let result = send_part(&socket, rest, beside, SendFlags::empty());
         match result {
             Ok(more) => sent += more,
-            Err(Errno::INTR) => {}
             Err(errno) => return Err(ProtocolError::Socket(errno.into())),
         }
     }
@@ -66,8 +46,8 @@ pub fn send(
 /// If the bytes are no message, or the socket fails.
 pub fn receive(socket: impl AsFd) -> Result<Option<Received>, ProtocolError> {
     let mut bytes = vec![0; HEADER_BYTES];
-    let mut descriptors = Vec::new();
-    let got = first(&socket, &mut bytes, &mut descriptors)?;
+    let received = receive_part(&socket, &mut bytes, RecvFlags::empty());
+    let (got, descriptors) = received.map_err(|errno| ProtocolError::Socket(errno.into()))?;
     if got == 0 {
         return Ok(None);
     }
@@ -80,30 +60,6 @@ pub fn receive(socket: impl AsFd) -> Result<Option<Received>, ProtocolError> {
         message,
         descriptors,
     }))
-}
-
-fn first(
-    socket: &impl AsFd,
-    bytes: &mut [u8],
-    descriptors: &mut Vec<OwnedFd>,
-) -> Result<usize, ProtocolError> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let got = retry_on_intr(|| {
-        recvmsg(
-            socket,
-            &mut [IoSliceMut::new(bytes)],
-            &mut control,
-            RecvFlags::CMSG_CLOEXEC,
-        )
-    });
-    let got = got.map_err(|errno| ProtocolError::Socket(errno.into()))?;
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(received) = message {
-            descriptors.extend(received);
-        }
-    }
-    Ok(got.bytes)
 }
 
 fn rest(socket: &impl AsFd, mut bytes: &mut [u8]) -> Result<(), ProtocolError> {

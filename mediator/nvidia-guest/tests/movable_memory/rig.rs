@@ -10,11 +10,12 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
 use turnstile_nvidia_guest::abi::{Node, read_u32, read_u64, write_u32, write_u64};
 use turnstile_nvidia_guest::check::Limits;
 use turnstile_nvidia_guest::device::{Options, StandIn, serve};
 use turnstile_nvidia_guest::proto::{Kind, Message, VERSION, node_word, receive, send};
+use turnstile_preload_wire::descriptors;
 use turnstile_preload_wire::socket::DaemonLine;
 use turnstile_preload_wire::{self as wire, ToDaemon, ToLibrary};
 
@@ -50,16 +51,8 @@ pub(crate) struct Rig {
 
 /// The next connection for the daemon, which is greeted.
 pub(crate) fn accept(launcher: &OwnedFd) -> DaemonLine {
-    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut byte = [0];
-    let mut parts = [std::io::IoSliceMut::new(&mut byte)];
-    recvmsg(launcher, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();
-    let fd = control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-        _ => None,
-    });
+    let received = descriptors::receive(launcher, &mut [0], RecvFlags::empty());
+    let fd = received.unwrap().1.pop();
     let line = DaemonLine::new(fd.unwrap()).unwrap();
     let (hello, _) = line.next().unwrap().unwrap();
     assert_eq!(

@@ -1,14 +1,10 @@
 //! Stand-ins for libraries, over socket pairs.
 
 use std::fs::File;
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
-};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair};
+use turnstile_preload_wire::descriptors;
 use turnstile_preload_wire::{FRAME_BYTES, ToDaemon, VERSION};
 
 use super::*;
@@ -68,11 +64,7 @@ struct Library(OwnedFd);
 impl Library {
     fn raw(&self, frame: &[u8], fd: Option<OwnedFd>) {
         let fds: Vec<_> = fd.iter().map(|fd| fd.as_fd()).collect();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(&fds)));
-        let parts = [IoSlice::new(frame)];
-        sendmsg(&self.0, &parts, &mut control, SendFlags::NOSIGNAL).unwrap();
+        descriptors::send(&self.0, frame, &fds, SendFlags::empty()).unwrap();
     }
 
     fn say(&self, message: ToDaemon) {
@@ -82,17 +74,9 @@ impl Library {
 
     fn receive(&self) -> Option<ToLibrary> {
         let mut frame = [0; FRAME_BYTES];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut parts = [IoSliceMut::new(&mut frame)];
-        let got = recvmsg(&self.0, &mut parts, &mut control, RecvFlags::empty()).ok()?;
-        let messages = control.drain();
-        let fds = messages.map(|message| match message {
-            RecvAncillaryMessage::ScmRights(fds) => fds.count(),
-            _ => 0,
-        });
-        let fds = fds.sum();
-        (got.bytes > 0).then(|| ToLibrary::decode(&frame, fds).unwrap())
+        let received = descriptors::receive(&self.0, &mut frame, RecvFlags::empty());
+        let (got, fds) = received.ok()?;
+        (got > 0).then(|| ToLibrary::decode(&frame, fds.len()).unwrap())
     }
 }
 

@@ -1,16 +1,14 @@
 //! Seccomp user notification: some `ioctl`s of a process wait until a supervisor has checked them.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::{MaybeUninit, offset_of, size_of, zeroed};
+use std::io;
+use std::mem::{offset_of, size_of, zeroed};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
+use rustix::net::{RecvFlags, SendFlags};
+use turnstile_preload_wire::descriptors::{receive, send};
 
 /// A call that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,19 +171,9 @@ pub(crate) fn filter(command: &mut Command) -> io::Result<Pending> {
 }
 
 fn tell(socket: &UnixStream, errno: i32, listener: Option<BorrowedFd<'_>>) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
     let fds = listener.map(|fd| [fd]);
-    if let Some(fds) = &fds {
-        control.push(SendAncillaryMessage::ScmRights(fds));
-    }
-    let bytes = errno.to_ne_bytes();
-    sendmsg(
-        socket,
-        &[IoSlice::new(&bytes)],
-        &mut control,
-        SendFlags::NOSIGNAL,
-    )?;
+    let fds = fds.as_ref().map_or(&[][..], <[_; 1]>::as_slice);
+    send(socket, &errno.to_ne_bytes(), fds, SendFlags::empty())?;
     Ok(())
 }
 
@@ -194,19 +182,11 @@ impl Pending {
     /// command was not started. None if the command failed before that.
     pub(crate) fn take(self) -> Option<io::Result<RawListener>> {
         let mut bytes = [0; 4];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC;
-        let vectors = &mut [IoSliceMut::new(&mut bytes)];
-        let got = recvmsg(&self.0, vectors, &mut control, flags).ok()?;
-        if got.bytes != 4 {
+        let (got, mut fds) = receive(&self.0, &mut bytes, RecvFlags::empty()).ok()?;
+        if got != 4 {
             return None;
         }
-        let listener = control.drain().find_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-            _ => None,
-        });
-        Some(match listener {
+        Some(match fds.pop() {
             Some(fd) => RawListener::new(fd),
             None => Err(io::Error::from_raw_os_error(i32::from_ne_bytes(bytes))),
         })

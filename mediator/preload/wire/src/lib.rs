@@ -26,6 +26,8 @@
 //! encoded to the same bytes.
 #![deny(unsafe_code)]
 
+#[cfg(feature = "socket")]
+pub mod descriptors;
 mod frame;
 #[cfg(feature = "socket")]
 pub mod socket;

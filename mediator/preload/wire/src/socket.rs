@@ -2,28 +2,23 @@
 //!
 //! In: messages of this side. Out: checked messages of the other side, each with its descriptor.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io;
 use std::marker::PhantomData;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
 use rustix::net::sockopt::{socket_peercred, socket_type};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, Shutdown, SocketType, recvmsg, sendmsg, shutdown,
-};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, SocketType, shutdown};
 
+use crate::descriptors::{receive, send};
 use crate::{FRAME_BYTES, FrameError, ToDaemon, ToLibrary};
 
 /// Time limit for sending. TIMEOUT: each side has a thread that reads, also on a busy host. A
 /// connection that accepts nothing within the limit is ended.
 const SEND_LIMIT: Duration = Duration::from_secs(2);
-/// Maximum descriptors received with a frame. A frame with more than one is refused, and all are
-/// closed.
-const FDS_MAX: usize = 4;
 
 /// Why no frame could be received.
 #[derive(Debug, thiserror::Error)]
@@ -108,26 +103,8 @@ impl<S: Frame, R: Frame> Line<S, R> {
     pub fn next(&self) -> Result<Option<(R, Option<OwnedFd>)>, LineError> {
         // One byte more, so that a longer frame is detected.
         let mut frame = [0; FRAME_BYTES + 1];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let got = loop {
-            let mut parts = [IoSliceMut::new(&mut frame)];
-            match recvmsg(
-                &self.socket,
-                &mut parts,
-                &mut control,
-                RecvFlags::CMSG_CLOEXEC,
-            ) {
-                Err(rustix::io::Errno::INTR) => {}
-                got => break got.map_err(io::Error::from)?.bytes,
-            }
-        };
-        let mut fds: Vec<OwnedFd> = Vec::new();
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(more) = message {
-                fds.extend(more);
-            }
-        }
+        let received = receive(&self.socket, &mut frame, RecvFlags::empty());
+        let (got, mut fds) = received.map_err(io::Error::from)?;
         if got == 0 {
             return Ok(None);
         }
@@ -143,21 +120,13 @@ impl<S: Frame, R: Frame> Line<S, R> {
     /// Sends a message. False if it cannot be delivered; the connection is ended then.
     pub fn say(&self, message: &S, fd: Option<&OwnedFd>) -> bool {
         let fds: Vec<_> = fd.iter().map(|fd| fd.as_fd()).collect();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&fds)) {
-            return false;
-        }
         let frame = message.encode();
         // Per call: the process that passed this end on may have kept a copy, and could make the
         // socket blocking for all.
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         let begin = Instant::now();
         let sent = loop {
-            let parts = [IoSlice::new(&frame)];
-            match sendmsg(&self.socket, &parts, &mut control, flags) {
-                Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::AGAIN) if self.has_room_within(SEND_LIMIT, begin) => {}
+            match send(&self.socket, &frame, &fds, SendFlags::DONTWAIT) {
+                Err(Errno::AGAIN) if self.has_room_within(SEND_LIMIT, begin) => {}
                 sent => break sent,
             }
         };
@@ -185,7 +154,7 @@ fn ready(fd: &OwnedFd, events: PollFlags, limit: Duration) -> io::Result<bool> {
     let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
     loop {
         match poll(&mut [PollFd::new(fd, events)], Some(&limit)) {
-            Err(rustix::io::Errno::INTR) => {}
+            Err(Errno::INTR) => {}
             ready => return Ok(ready? > 0),
         }
     }

@@ -1,14 +1,12 @@
 //! The connection to the daemon, through the launcher: a confined process cannot connect itself.
 
-use std::io::{self, IoSlice};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
-    sendmsg, socketpair,
-};
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, socketpair};
+use turnstile_preload_wire::descriptors::send;
 use turnstile_preload_wire::socket::ProcessLine;
 use turnstile_preload_wire::{ToDaemon, ToLibrary, VERSION};
 
@@ -30,19 +28,10 @@ impl Link {
     ///
     /// # Errors
     /// If the launcher is gone. `None` if there is no daemon, or another version.
-    pub(super) fn connect(&self) -> io::Result<Option<(ProcessLine, u64)>> {
+    pub(super) fn connect(&self) -> io::Result<Option<(Arc<ProcessLine>, u64)>> {
         let flags = SocketFlags::CLOEXEC;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        let fds = [theirs.as_fd()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        control.push(SendAncillaryMessage::ScmRights(&fds));
-        sendmsg(
-            &self.launcher,
-            &[IoSlice::new(&[0])],
-            &mut control,
-            SendFlags::NOSIGNAL,
-        )?;
+        send(&self.launcher, &[0], &[theirs.as_fd()], SendFlags::empty())?;
         drop(theirs);
         let line = ProcessLine::new(ours)?;
         let hello = ToDaemon::Hello { version: VERSION };
@@ -56,7 +45,7 @@ impl Link {
                     limit_bytes,
                 },
                 _,
-            ))) => Some((line, limit_bytes)),
+            ))) => Some((Arc::new(line), limit_bytes)),
             _ => None,
         })
     }

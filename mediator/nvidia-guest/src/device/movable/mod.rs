@@ -23,7 +23,8 @@ mod table;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::{
-    Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLockReadGuard, RwLockWriteGuard, Weak,
+    Arc, Condvar, LockResult, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard,
+    RwLockWriteGuard, Weak,
 };
 use std::thread;
 use std::time::Duration;
@@ -77,6 +78,8 @@ pub(super) enum Grant {
 #[derive(Debug, Default)]
 struct State {
     table: Table,
+    /// The first connection has neither come nor failed.
+    is_connecting: bool,
     /// A report that the VM waits for memory that is away was sent.
     wants_sent: bool,
     /// Bytes that were last reported as not movable.
@@ -102,7 +105,10 @@ impl Movable {
         Self {
             link: Link::new(launcher),
             line: Mutex::default(),
-            state: Mutex::default(),
+            state: Mutex::new(State {
+                is_connecting: true,
+                ..State::default()
+            }),
             changed: Condvar::new(),
         }
     }
@@ -120,11 +126,19 @@ impl Movable {
         waited.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until all memory is on the GPU.
+    /// The first connection is decided: without one, memory is made natively.
+    fn has_tried(&self) {
+        locked(&self.state).is_connecting = false;
+        self.changed.notify_all();
+    }
+
+    /// Waits until all memory is on the GPU, at the start also for the daemon.
     fn wait_whole(&self) {
         let mut state = locked(&self.state);
-        while state.table.is_away() {
-            if !std::mem::replace(&mut state.wants_sent, true) {
+        while state.is_connecting || state.table.is_away() {
+            if state.is_connecting {
+                state = self.wait(state);
+            } else if !std::mem::replace(&mut state.wants_sent, true) {
                 drop(state);
                 self.say(&ToDaemon::Wants {});
                 state = locked(&self.state);
@@ -199,13 +213,14 @@ pub(super) fn serve(device: &Weak<Device>) {
             let Some(movable) = &device.movable else {
                 return;
             };
-            match movable.link.connect() {
-                Ok(connected) => connected.map(|(line, limit_bytes)| {
-                    let line = Arc::new(line);
-                    locked(&movable.state).limit_bytes = Some(limit_bytes);
-                    *locked(&movable.line) = Some(Arc::clone(&line));
-                    line
-                }),
+            let connected = movable.link.connect();
+            if let Ok(Some((line, limit_bytes))) = &connected {
+                locked(&movable.state).limit_bytes = Some(*limit_bytes);
+                *locked(&movable.line) = Some(Arc::clone(line));
+            }
+            movable.has_tried();
+            match connected {
+                Ok(connected) => connected.map(|(line, _)| line),
                 // The launcher is gone, and with it the way to a daemon.
                 Err(_) => return,
             }
@@ -236,24 +251,20 @@ pub(super) fn serve(device: &Weak<Device>) {
 impl Device {
     /// Waits until the VM's memory is on the GPU; calls may be issued until the result is dropped.
     pub(super) fn enter(&self) -> RwLockReadGuard<'_, ()> {
-        loop {
-            if let Some(movable) = &self.movable {
-                movable.wait_whole();
-            }
-            let flight = self.flight.read().unwrap_or_else(PoisonError::into_inner);
-            if !self.is_away() {
-                return flight;
-            }
-        }
+        self.enter_with(RwLock::read)
     }
 
     /// The same, while no other call is issued.
     pub(super) fn enter_alone(&self) -> RwLockWriteGuard<'_, ()> {
+        self.enter_with(RwLock::write)
+    }
+
+    fn enter_with<'a, G>(&'a self, lock: impl Fn(&'a RwLock<()>) -> LockResult<G>) -> G {
         loop {
             if let Some(movable) = &self.movable {
                 movable.wait_whole();
             }
-            let flight = self.flight.write().unwrap_or_else(PoisonError::into_inner);
+            let flight = lock(&self.flight).unwrap_or_else(PoisonError::into_inner);
             if !self.is_away() {
                 return flight;
             }
