@@ -4,8 +4,8 @@
     generate.py REPOSITORY RELEASE HEADERS run|headers > RELEASE.table
 
 REPOSITORY is a clone of NVIDIA/open-gpu-kernel-modules, HEADERS one of its tags. A table holds what
-a guest may call, and nothing else: sizes, addresses within parameters, descriptors, clients. Needs
-git and a C compiler. `src/abi/parse.rs` has the form of a table.
+a guest may call, and nothing else: sizes, addresses within parameters, descriptors, clients. Its last
+lines are numbers and structures of the calls that the daemon makes. Needs git and a C compiler. `src/abi/parse.rs` has the form of a table.
 """
 import glob
 import os
@@ -82,6 +82,44 @@ CONTROL_FD = {0x3D05: 16, 0x3D06: 0, 0x3D0B: 0, 0x3D0C: 0}
 UVM = [0x30000001, 23, 24, 25, 26, 27, 28, 29, 30, 31, 33, 34, 37, 38, 39, 42, 43, 44, 45, 46, 47, 51, 65, 66,
        68, 72, 73, 75, 80]
 
+# What the daemon uses: numbers, and fields of structures.
+HOST_NUMBERS = """NV_ESC_RM_FREE NV_ESC_RM_CONTROL NV_ESC_RM_ALLOC NV_ESC_RM_MAP_MEMORY NV_ESC_CARD_INFO NV_ESC_REGISTER_FD
+    NV_ESC_IOCTL_XFER_CMD NV01_ROOT_CLIENT KEPLER_CHANNEL_GROUP_A HOPPER_CHANNEL_GPFIFO_A NV01_MEMORY_LOCAL_PRIVILEGED
+    HOPPER_USERMODE_A NV01_MEMORY_DEVICELESS NV_EVENT_BUFFER
+    NV_EVENT_BUFFER_CTRL_CMD_ENABLE_EVENTS NV_EVENT_BUFFER_CTRL_CMD_UPDATE_GET NV_EVENT_BUFFER_CTRL_CMD_FLUSH
+    NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID_V2 NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS NV2080_CTRL_CMD_GPU_EXEC_REG_OPS
+    NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2 NVA06C_CTRL_CMD_SET_TIMESLICE
+    NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS_FOR_KEY_ROTATION NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS_FOR_KEY_ROTATION_V2
+    NV2080_CTRL_CMD_FIFO_DISABLE_USERMODE_CHANNELS NV5080_CTRL_CMD_DEFERRED_API NV5080_CTRL_CMD_DEFERRED_API_V2
+    NV2080_CTRL_CMD_FIFO_CHANNEL_PREEMPTIVE_REMOVAL NV2080_CTRL_CMD_FIFO_CONFIG_CTXSW_TIMEOUT
+    NV2080_CTRL_CMD_FIFO_RUNLIST_SET_SCHED_POLICY NV2080_CTRL_CMD_FIFO_OBJSCHED_SET_STATE
+    NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE NV2080_CTRL_CMD_GR_CTXSW_PREEMPTION_BIND NVA06C_CTRL_CMD_GPFIFO_SCHEDULE
+    NVA06F_CTRL_CMD_GPFIFO_SCHEDULE NVA06C_CTRL_CMD_PREEMPT NVA06C_CTRL_CMD_SET_INTERLEAVE_LEVEL
+    NVA06F_CTRL_CMD_SET_INTERLEAVE_LEVEL NVA06C_CTRL_CMD_MAKE_REALTIME NVA06F_CTRL_CMD_RESTART_RUNLIST""".split()
+HOST_STRUCTURES = {
+    "NVOS21_PARAMETERS": "hRoot hObjectParent hObjectNew hClass pAllocParms paramsSize status",
+    "NVOS54_PARAMETERS": "hClient hObject cmd flags params paramsSize status",
+    "NVOS00_PARAMETERS": "hRoot hObjectParent hObjectOld status",
+    "nv_ioctl_nvos33_parameters_with_fd": "params.hClient params.hDevice params.hMemory params.offset params.length"
+                                          " params.pLinearAddress params.status params.flags fd",
+    "nv_ioctl_card_info_t": "valid gpu_id minor_number",
+    "NV0080_ALLOC_PARAMETERS": "deviceId",
+    "NV2080_ALLOC_PARAMETERS": "subDeviceId",
+    "NV_MEMORY_ALLOCATION_PARAMS": "attr attr2 size",
+    "NV_EVENT_BUFFER_ALLOC_PARAMETERS": "recordSize recordCount hSubDevice hBufferHeader hRecordBuffer",
+    "NV2080_CTRL_GR_FECS_BIND_EVTBUF_FOR_UID_V2_PARAMS": "hEventBuffer recordSize levelOfDetail eventFilter bAllUsers reasonCode",
+    "NV_EVENT_BUFFER_CTRL_CMD_ENABLE_EVENTS_PARAMS": "enable flags",
+    "NV_EVENT_BUFFER_CTRL_CMD_UPDATE_GET_PARAMS": "recordBufferGet varDataBufferGet",
+    "NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN_PARAMS": "workSubmitToken",
+    "NV0000_CTRL_GPU_GET_ID_INFO_V2_PARAMS": "gpuId gpuFlags deviceInstance subDeviceInstance",
+    "NVA06C_CTRL_TIMESLICE_PARAMS": "timesliceUs",
+    "NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS": "bDisable numChannels bOnlyDisableScheduling bRewindGpPut"
+                                                " pRunlistPreemptEvent hClientList hChannelList",
+    "NV2080_CTRL_GPU_REG_OP": "regOp regType regStatus regQuad regGroupMask regSubGroupMask regOffset regValueHi"
+                              " regValueLo regAndNMaskHi regAndNMaskLo",
+    "NV2080_CTRL_GPU_EXEC_REG_OPS_PARAMS": "hClientTarget hChannelTarget bNonTransactional regOpCount regOps grRouteInfo",
+}
+
 
 def unpack(repository, tag, folder):
     for source in SOURCES:
@@ -126,7 +164,8 @@ def compiled(folder, headers, lines):
     """Runs a program that prints sizes and offsets; leaves out what a release does not have."""
     include = folder + "/src/common/sdk/nvidia/inc"
     head = ["stdio.h", "stddef.h"]
-    local = ["nvtypes.h", "nvmisc.h", "nvos.h", *headers, "nv-ioctl.h", "nv-ioctl-numa.h", "nv-unix-nvos-params-wrappers.h"]
+    local = ["nvtypes.h", "nvmisc.h", "nvos.h", *headers, "nv-ioctl.h", "nv-ioctl-numa.h", "nv-unix-nvos-params-wrappers.h",
+             "nv_escape.h"]
     for _ in range(40):
         text = "".join(f"#include <{name}>\n" for name in head) + "".join(f'#include "{name}"\n' for name in local)
         text += '#define UVM_IOCTL_BASE(i) i\n#include "uvm_ioctl.h"\n#include "uvm_linux_ioctl.h"\nint main(void){\n'
@@ -195,6 +234,12 @@ def main(repository, release, tag, shown):
                 emit(f"escape {number:x} size", f"sizeof({structure})" + (f"*{count}" if count else ""))
             else:
                 emit(f"escape {number:x} size", kind)
+    for name in HOST_NUMBERS:
+        emit(f"number {name}", name)
+    for name, members_of in HOST_STRUCTURES.items():
+        emit(f"structure {name} bytes", f"sizeof({name})")
+        for member in members_of.split():
+            emit(f"structure {name} {member}", f"offsetof({name},{member})")
     found = {}
     for line in compiled(folder, headers, lines).splitlines():
         *key, value = line.split()
@@ -239,6 +284,17 @@ def main(repository, release, tag, shown):
         notes = [f"{kind}@{at}" + (":4" if kind == "fd" else "") for kind in ("status", "fd", "client", "base")
                  for at in found.get((*key, kind), [])]
         print(f"uvm {number} {names[number]}", one(*key, "size"), *notes)
+    # What a release does not have has no line.
+    for name in HOST_NUMBERS:
+        value = one("number", name)
+        if value is not None:
+            print(f"number {name} {value:x}")
+    for name, members_of in HOST_STRUCTURES.items():
+        size = one("structure", name, "bytes")
+        places = [f"{member}@{one('structure', name, member)}" for member in members_of.split()
+                  if ("structure", name, member) in found]
+        if size is not None:
+            print(f"structure {name} {size}", *places)
     subprocess.run(["rm", "-r", folder], check=True)
 
 

@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 use turnstile_accounting::Moment;
 
 use super::rm::{RmClient, RmError};
-use super::sys::abi::{CLASS_USERMODE, TIME_HIGH, TIME_LOW, USERMODE_TIME_HIGH, USERMODE_TIME_LOW};
+use super::sys::abi::{
+    CLASS_DOORBELLS, TIME_HIGH, TIME_LOW, USERMODE_TIME_HIGH, USERMODE_TIME_LOW,
+};
 use super::sys::{Caching, SharedPages};
 use super::version::DriverAbi;
 
@@ -44,7 +46,7 @@ enum Timer {
 
 impl Timer {
     fn map(client: &RmClient) -> Result<Self, RmError> {
-        let page = client.alloc_plain("map the clock", client.subdevice(), CLASS_USERMODE)?;
+        let page = client.alloc_plain("map the clock", client.subdevice(), CLASS_DOORBELLS)?;
         Ok(Self::Mapped(client.map_gpu(
             page,
             (0, PAGE_BYTES),

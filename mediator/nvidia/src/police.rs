@@ -55,43 +55,97 @@ enum Rule {
     If(fn(&Control) -> bool),
 }
 
-/// Controls with a rule; all others pass.
-const RULES: [(u32, Rule); 20] = [
-    // NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS and its kin: suspends and resumes the channels of any
-    // program.
-    (0x2080_110b, Rule::Never),
-    (0x2080_111a, Rule::Never), // _FOR_KEY_ROTATION
-    (0x2080_111b, Rule::Never), // _FOR_KEY_ROTATION_V2
-    (0x2080_1117, Rule::Never), // DISABLE_USERMODE_CHANNELS
-    // NV5080_CTRL_CMD_DEFERRED_API and _V2: may carry the first, and the binding of a preemption
-    // mode.
-    (0x5080_0101, Rule::Never),
-    (0x5080_0103, Rule::Never),
-    // NV2080_CTRL_CMD_FIFO_CHANNEL_PREEMPTIVE_REMOVAL, _CONFIG_CTXSW_TIMEOUT,
-    // _RUNLIST_SET_SCHED_POLICY, _OBJSCHED_SET_STATE.
-    (0x2080_110a, Rule::Never),
-    (0x2080_1110, Rule::Never),
-    (0x2080_1115, Rule::Never),
-    (0x2080_1121, Rule::Never),
-    // NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE: a context that is not preemptible within a
-    // kernel cannot be held.
-    (0x2080_1210, Rule::If(stays_preemptible)),
-    // NV2080_CTRL_CMD_GR_CTXSW_PREEMPTION_BIND: the same in another form, which the library does
-    // not use.
-    (0x2080_1211, Rule::Never),
-    // NVA06C_CTRL_CMD_GPFIFO_SCHEDULE, of a group; NVA06F's, of a channel.
-    (0xa06c_0101, Rule::If(schedules)),
-    (0xa06f_0103, Rule::If(schedules)),
-    // NVA06C_CTRL_CMD_SET_TIMESLICE.
-    (0xa06c_0103, Rule::If(has_a_short_slice)),
-    // NVA06C_CTRL_CMD_PREEMPT.
-    (0xa06c_0105, Rule::If(waits_for_its_preemption)),
-    // NVA06C_CTRL_CMD_SET_INTERLEAVE_LEVEL, NVA06F's: the driver refuses them to ordinary users.
-    (0xa06c_0107, Rule::If(is_interleaved_low)),
-    (0xa06f_0109, Rule::If(is_interleaved_low)),
-    // NVA06C_CTRL_CMD_MAKE_REALTIME, NVA06F_CTRL_CMD_RESTART_RUNLIST: likewise.
-    (0xa06c_0110, Rule::Never),
-    (0xa06f_0111, Rule::Never),
+/// Controls with a rule, by the vendor's names; all others pass.
+const RULES: [(&str, u32, Rule); 20] = [
+    // Suspend and resume the channels of any program.
+    (
+        "NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS",
+        0x2080_110b,
+        Rule::Never,
+    ),
+    (
+        "NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS_FOR_KEY_ROTATION",
+        0x2080_111a,
+        Rule::Never,
+    ),
+    (
+        "NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS_FOR_KEY_ROTATION_V2",
+        0x2080_111b,
+        Rule::Never,
+    ),
+    (
+        "NV2080_CTRL_CMD_FIFO_DISABLE_USERMODE_CHANNELS",
+        0x2080_1117,
+        Rule::Never,
+    ),
+    // May carry the first, and the binding of a preemption mode.
+    ("NV5080_CTRL_CMD_DEFERRED_API", 0x5080_0101, Rule::Never),
+    ("NV5080_CTRL_CMD_DEFERRED_API_V2", 0x5080_0103, Rule::Never),
+    (
+        "NV2080_CTRL_CMD_FIFO_CHANNEL_PREEMPTIVE_REMOVAL",
+        0x2080_110a,
+        Rule::Never,
+    ),
+    (
+        "NV2080_CTRL_CMD_FIFO_CONFIG_CTXSW_TIMEOUT",
+        0x2080_1110,
+        Rule::Never,
+    ),
+    (
+        "NV2080_CTRL_CMD_FIFO_RUNLIST_SET_SCHED_POLICY",
+        0x2080_1115,
+        Rule::Never,
+    ),
+    (
+        "NV2080_CTRL_CMD_FIFO_OBJSCHED_SET_STATE",
+        0x2080_1121,
+        Rule::Never,
+    ),
+    // A context that is not preemptible within a kernel cannot be held.
+    (
+        "NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE",
+        0x2080_1210,
+        Rule::If(stays_preemptible),
+    ),
+    // The same in another form, which the library does not use.
+    (
+        "NV2080_CTRL_CMD_GR_CTXSW_PREEMPTION_BIND",
+        0x2080_1211,
+        Rule::Never,
+    ),
+    (
+        "NVA06C_CTRL_CMD_GPFIFO_SCHEDULE",
+        0xa06c_0101,
+        Rule::If(schedules),
+    ),
+    (
+        "NVA06F_CTRL_CMD_GPFIFO_SCHEDULE",
+        0xa06f_0103,
+        Rule::If(schedules),
+    ),
+    (
+        "NVA06C_CTRL_CMD_SET_TIMESLICE",
+        0xa06c_0103,
+        Rule::If(has_a_short_slice),
+    ),
+    (
+        "NVA06C_CTRL_CMD_PREEMPT",
+        0xa06c_0105,
+        Rule::If(waits_for_its_preemption),
+    ),
+    // The driver refuses these to ordinary users.
+    (
+        "NVA06C_CTRL_CMD_SET_INTERLEAVE_LEVEL",
+        0xa06c_0107,
+        Rule::If(is_interleaved_low),
+    ),
+    (
+        "NVA06F_CTRL_CMD_SET_INTERLEAVE_LEVEL",
+        0xa06f_0109,
+        Rule::If(is_interleaved_low),
+    ),
+    ("NVA06C_CTRL_CMD_MAKE_REALTIME", 0xa06c_0110, Rule::Never),
+    ("NVA06F_CTRL_CMD_RESTART_RUNLIST", 0xa06f_0111, Rule::Never),
 ];
 
 /// Whether the rule of this control depends on its parameters, so that they have to be read.
@@ -109,8 +163,8 @@ pub fn permits(control: &Control) -> bool {
 }
 
 fn rule(command: u32) -> Option<Rule> {
-    let found = RULES.iter().find(|(number, _)| *number == command);
-    found.map(|(_, rule)| *rule)
+    let found = RULES.iter().find(|(_, number, _)| *number == command);
+    found.map(|(_, _, rule)| *rule)
 }
 
 /// Flags, of which bit 0 sets the mode of compute; hChannel; mode of graphics; mode of compute (2:
@@ -216,8 +270,18 @@ mod tests {
     }
 
     #[test]
-    fn every_rule_is_of_another_control() {
-        let mut numbers: Vec<u32> = RULES.iter().map(|(number, _)| *number).collect();
+    fn every_rule_has_its_own_control_which_has_that_number_in_every_release() {
+        for release in turnstile_nvidia_guest::abi::releases() {
+            let known = RULES.iter().filter(|(name, number, _)| {
+                let of_release = release.numbers.get(*name);
+                of_release
+                    .inspect(|known| assert_eq!(*known, number, "{name}"))
+                    .is_some()
+            });
+            // 570 and 575 have no name for CONFIG_CTXSW_TIMEOUT.
+            assert!(known.count() >= RULES.len() - 1, "{}", release.version);
+        }
+        let mut numbers: Vec<u32> = RULES.iter().map(|(_, number, _)| *number).collect();
         numbers.sort_unstable();
         assert!(numbers.windows(2).all(|two| two[0] != two[1]));
     }

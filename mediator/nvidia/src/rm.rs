@@ -9,9 +9,6 @@ use super::sys::{self, Caching, Doorbells, SharedPages};
 /// The control device.
 pub const CONTROL_DEVICE: &str = "/dev/nvidiactl";
 
-/// NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2. SOURCE: `ctrl/ctrl0000/ctrl0000gpu.h`.
-const GET_ID_INFO: u32 = 0x205;
-
 /// Purpose of the mapping call, for its errors.
 const MAP: &str = "map memory";
 
@@ -176,7 +173,7 @@ impl RmClient {
             gpu_id: card.gpu_id,
             ..Default::default()
         };
-        self.control("number the GPU", self.client, GET_ID_INFO, &mut info)?;
+        self.control("number the GPU", self.client, abi::GET_ID_INFO, &mut info)?;
         Ok(info.device)
     }
 

@@ -1,21 +1,20 @@
-//! Driver versions: a table of deltas.
-//!
-//! A row is a function that starts from the preceding row in the vendor's history and changes what
-//! its version changed. A version without a row is refused for the privileged calls. To add one:
-//! compare the headers that `sys/abi.rs` names, add a row here, and run `turnstile doctor` and
-//! `turnstile bench share --gpu nvidia` on it (docs/NVIDIA.md).
+//! Driver versions that the privileged calls are known for: those of the generated tables
+//! ([`turnstile_nvidia_guest::abi`]). A version without a table is refused.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
+use turnstile_nvidia_guest::abi::{self, AbiError};
+
 /// File in which the driver reports its version.
 pub(crate) const VERSION_FILE: &str = "/proc/driver/nvidia/version";
 
-/// Numbers of the privileged calls, which a driver version may change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Numbers of the privileged calls, which a driver version may change. Layouts are those of
+/// `sys/abi.rs`: a test compares them with each table.
+#[derive(Clone, Copy, Debug)]
 pub struct DriverAbi {
-    /// The version of this row.
+    /// The version.
     pub version: &'static str,
     /// NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID_V2: context switches into an event buffer.
     pub bind_events: u32,
@@ -34,43 +33,41 @@ pub enum VersionError {
     /// The file names no version.
     #[error("{VERSION_FILE} names no version")]
     Unreadable,
-    /// The version is not in the table.
-    #[error("NVIDIA driver {0} is not known, its privileged calls are not used; known: {known}", known = known())]
-    Unknown(String),
+    /// The version has no table.
+    #[error(transparent)]
+    Unknown(#[from] AbiError),
+    /// The version's headers lack a call.
+    #[error("NVIDIA driver {version} has no {name}")]
+    Lacks {
+        /// The version.
+        version: &'static str,
+        /// The vendor's name of the call.
+        name: &'static str,
+    },
 }
 
-/// A version and the function that makes its row.
-type Row = (&'static str, fn() -> DriverAbi);
-
-/// Every version that is known.
-const ROWS: &[Row] = &[("580.159.04", v580_159_04)];
-
-/// SOURCE: measured on an H200; `ctrl/ctrl2080/ctrl2080gr.h`, `ctrl2080fifo.h`, `ctrl2080gpu.h` of
-/// that version.
-const fn v580_159_04() -> DriverAbi {
-    DriverAbi {
-        version: "580.159.04",
-        bind_events: 0x2080_1238,
-        disable_channels: 0x2080_110b,
-        read_registers: 0x2080_0122,
-    }
-}
-
-/// The versions of the table, as text.
-pub fn known() -> String {
-    let names: Vec<&str> = ROWS.iter().map(|row| row.0).collect();
-    names.join(", ")
-}
-
-/// The row of a version.
+/// The calls of a version.
 ///
 /// # Errors
-/// [`VersionError::Unknown`].
+/// [`VersionError::Unknown`]; [`VersionError::Lacks`].
 pub(crate) fn abi_of(version: &str) -> Result<DriverAbi, VersionError> {
-    ROWS.iter()
-        .find(|row| row.0 == version)
-        .map(|row| row.1())
-        .ok_or_else(|| VersionError::Unknown(version.to_owned()))
+    let release = abi::release(version)?;
+    let version = release.version.as_str();
+    let number = |name| {
+        let number = release.numbers.get(name).copied();
+        number.ok_or(VersionError::Lacks { version, name })
+    };
+    Ok(DriverAbi {
+        version,
+        bind_events: number("NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID_V2")?,
+        disable_channels: number("NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS")?,
+        read_registers: number("NV2080_CTRL_CMD_GPU_EXEC_REG_OPS")?,
+    })
+}
+
+/// What an operator should know about the table of a version, if anything.
+pub fn warning(version: &str) -> Option<String> {
+    abi::release(version).ok()?.warning()
 }
 
 /// The version in the text of the driver's version file: the first word of two or three numbers on
@@ -124,15 +121,21 @@ mod tests {
     fn an_unknown_version_is_refused_with_those_that_are_known() {
         let refused = abi_of("580.159.05").unwrap_err().to_string();
         assert!(
-            refused.contains("580.159.05") && refused.contains("580.159.04"),
+            refused.contains("580.159.05") && refused.contains("nearest: 580.159.04"),
             "{refused}"
         );
     }
 
     #[test]
-    fn every_row_is_of_the_version_it_stands_for() {
-        for (version, row) in ROWS {
-            assert_eq!(row().version, *version);
+    fn every_table_has_the_privileged_calls() {
+        for release in abi::releases() {
+            let abi = abi_of(&release.version).unwrap();
+            assert_eq!(abi.version, release.version);
+            assert_eq!(
+                [abi.bind_events, abi.disable_channels, abi.read_registers],
+                [0x2080_1238, 0x2080_110b, 0x2080_0122]
+            );
         }
+        assert!(warning("580.159.04").is_none() && warning("590.48.01").is_some());
     }
 }

@@ -92,7 +92,7 @@ pub(crate) fn findings(gpu: u32) -> Vec<Finding> {
     let mut findings = vec![
         device.found(Ok(format!("{CONTROL_DEVICE}, {path}"))),
         driver.found(match &abi {
-            Ok(abi) => Ok(abi.version.to_owned()),
+            Ok(abi) => Ok(version::warning(abi.version).unwrap_or_else(|| abi.version.to_owned())),
             Err(error @ VersionError::Unknown(_)) => Err(error.to_string()),
             Err(error) => Err(with_causes(error)),
         }),

@@ -1,4 +1,5 @@
-//! Tables of driver releases: what a guest may call, and how long its parameters are.
+//! Tables of driver releases: what a guest may call, and how long its parameters are; numbers and
+//! structures of the calls that the daemon makes.
 //!
 //! `tables/generate.py` makes a table out of NVIDIA's published headers. A release without a table
 //! is refused: its parameters could have other lengths, and addresses at other places.
@@ -32,7 +33,7 @@ const TABLES: [&str; 5] = [
 pub enum AbiError {
     /// The release has none.
     #[error(
-        "CUDA in guests is not known for NVIDIA driver {wanted}; known: {known}; nearest: {nearest}"
+        "NVIDIA driver {wanted} is not known, and its calls are not used; known: {known}; nearest: {nearest}"
     )]
     Unknown {
         /// The release.
@@ -47,7 +48,7 @@ pub enum AbiError {
 /// How a table was tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tried {
-    /// CUDA programs ran with it.
+    /// It was run on a GPU.
     Run,
     /// It was made of the headers, and not run.
     HeadersOnly,
@@ -89,6 +90,15 @@ pub struct Layout {
     pub empty: bool,
 }
 
+/// A structure of the driver.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Structure {
+    /// Its bytes.
+    pub bytes: usize,
+    /// Byte of each field that is used.
+    pub fields: BTreeMap<String, usize>,
+}
+
 /// A release's table.
 #[derive(Clone, Debug)]
 pub struct Release {
@@ -106,6 +116,22 @@ pub struct Release {
     pub controls: BTreeMap<u32, Layout>,
     /// Calls of unified memory.
     pub uvm: BTreeMap<u32, Layout>,
+    /// Numbers that the daemon uses, by the vendor's names. One that a release lacks is absent.
+    pub numbers: BTreeMap<String, u32>,
+    /// Structures that the daemon uses, by the vendor's names.
+    pub structures: BTreeMap<String, Structure>,
+}
+
+impl Release {
+    /// What an operator should know about the table, if anything.
+    pub fn warning(&self) -> Option<String> {
+        (self.tried == Tried::HeadersOnly).then(|| {
+            format!(
+                "NVIDIA driver {}: its table is made of the vendor's headers, and was not run on a GPU",
+                self.version
+            )
+        })
+    }
 }
 
 /// All tables.
@@ -162,6 +188,7 @@ mod tests {
             let lines = text.lines().filter(|line| !line.starts_with('#')).count();
             let rows = release.escapes.len() + release.classes.len();
             let rows = rows + release.controls.len() + release.uvm.len();
+            let rows = rows + release.numbers.len() + release.structures.len();
             assert_eq!(rows + 1, lines, "{}", release.version);
             assert!(release.classes.contains_key(&class::ROOT));
             assert!(release.uvm.values().all(|layout| layout.status.is_some()));

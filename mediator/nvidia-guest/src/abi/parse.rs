@@ -4,12 +4,13 @@
 //! release VERSION HEADERS run|headers
 //! escape HEX NAME BYTES...
 //! class HEX NAME BYTES NOTE...        control HEX BYTES|any NOTE...        uvm DECIMAL NAME BYTES NOTE...
+//! number NAME HEX        structure NAME BYTES FIELD@AT...
 //! ```
 //!
 //! A note is `answer`, `buffer@AT:COUNT_AT:BYTES` (`^` behind it: the count squared), `null@AT`,
 //! `client@AT`, `fd@AT:WIDTH`, `status@AT` or `base@AT`.
 
-use super::{Embedded, Layout, Release, Tried};
+use super::{Embedded, Layout, Release, Structure, Tried};
 use std::collections::BTreeMap;
 
 /// The table of a text; `None` if a line has another form.
@@ -31,6 +32,8 @@ pub(super) fn table(text: &str) -> Option<Release> {
         classes: BTreeMap::new(),
         controls: BTreeMap::new(),
         uvm: BTreeMap::new(),
+        numbers: BTreeMap::new(),
+        structures: BTreeMap::new(),
     };
     for line in lines {
         let words: Vec<&str> = line.split(' ').collect();
@@ -59,10 +62,29 @@ pub(super) fn table(text: &str) -> Option<Release> {
                     .uvm
                     .insert(number.parse().ok()?, layout(bytes, notes)?);
             }
+            ["number", name, value] => {
+                let value = u32::from_str_radix(value, 16).ok()?;
+                release.numbers.insert((*name).to_owned(), value);
+            }
+            ["structure", name, bytes, fields @ ..] => {
+                let structure = structure(bytes, fields)?;
+                release.structures.insert((*name).to_owned(), structure);
+            }
             _ => return None,
         }
     }
     Some(release)
+}
+
+fn structure(bytes: &str, fields: &[&str]) -> Option<Structure> {
+    let field = |text: &&str| {
+        let (name, at) = text.split_once('@')?;
+        Some((name.to_owned(), at.parse().ok()?))
+    };
+    Some(Structure {
+        bytes: bytes.parse().ok()?,
+        fields: fields.iter().map(field).collect::<Option<_>>()?,
+    })
 }
 
 fn layout(bytes: &str, notes: &[&str]) -> Option<Layout> {
@@ -117,6 +139,8 @@ mod tests {
             "release 1 1 maybe",
             "release 1 1 run\nclass",
             "release 1 1 run\nuvm 1 A 8 fd@1",
+            "release 1 1 run\nnumber A 0x1",
+            "release 1 1 run\nstructure A 8 b",
         ] {
             assert!(super::table(bad).is_none(), "{bad}");
         }

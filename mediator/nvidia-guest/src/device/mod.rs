@@ -38,7 +38,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 
 use crate::abi::numbers::class as known;
-use crate::abi::{AbiError, Parts, Release, Tried};
+use crate::abi::{AbiError, Parts, Release};
 use crate::check::{Freed, Limits, Made, Vm};
 pub use driver::{Driver, Nvidia};
 use events::Events;
@@ -197,11 +197,8 @@ impl Device {
     /// The driver's windows are made, and rights given up.
     fn prepare(driver: Arc<dyn Driver>, options: Options) -> Result<Arc<Self>, DeviceError> {
         let release = crate::abi::release(&options.version)?;
-        if release.tried == Tried::HeadersOnly {
-            log::warn!(
-                "NVIDIA driver {}: its table is made of its headers, and CUDA was not run with it",
-                release.version
-            );
+        if let Some(warning) = release.warning() {
+            log::warn!("{warning}");
         }
         if options.confined {
             confine::before_driver().map_err(DeviceError::Confine)?;

@@ -262,6 +262,26 @@ mod tests {
     }
 
     #[test]
+    fn another_log_begins_behind_one_gap_and_with_no_context() {
+        let mut switches = ContextSwitches::new(Edges::H200);
+        switches.take(record(40, 1_000, 1, Change::Active), owner(1));
+        assert_eq!(switches.resident(), Some((1, Moment(1_000_000))));
+        let before: Vec<u64> = switches.drain().map(|event| event.seq).collect();
+        switches.begin_anew();
+        assert_eq!(switches.resident(), None);
+        // Its records have numbers of their own.
+        switches.take(record(0, 5_000, 2, Change::Active), owner(2));
+        switches.take(record(1, 6_000, 2, Change::Saved), owner(2));
+        let after: Vec<u64> = switches.drain().map(|event| event.seq).collect();
+        let gap = before.last().unwrap() + 2;
+        let expected: Vec<u64> = (gap..).take(after.len()).collect();
+        assert!(
+            !after.is_empty() && after == expected,
+            "{before:?} {after:?}"
+        );
+    }
+
+    #[test]
     fn edges_of_a_residency_are_switching() {
         let records = [
             (1_000, 1, Change::Active),

@@ -100,6 +100,9 @@ impl SharedGpu {
         let index = config.device;
         let vms = Vms::new(config, worker);
         let driver = version::detect()?;
+        if let Some(warning) = version::warning(driver.version) {
+            log::warn!("{warning}");
+        }
         let client = Arc::new(RmClient::open(index)?);
         let facts = facts(index)?;
         let log = open_log(index, &driver)?;

@@ -1,7 +1,7 @@
 //! Numbers and layouts of the driver's interface, no logic. Names are the vendor's.
 //!
-//! SOURCE: open-gpu-kernel-modules 580.159.04, `src/common/sdk/nvidia/inc/`: `nvos.h`, `class/`,
-//! `ctrl/`; each was run on an H200.
+//! SOURCE: open-gpu-kernel-modules, `src/common/sdk/nvidia/inc/`: `nvos.h`, `class/`, `ctrl/`; the
+//! same in every table of `nvidia-guest` (tests below). Each was run on an H200 with 580.159.04.
 
 /// Parameters of an RM allocation.
 ///
@@ -50,6 +50,13 @@ pub(crate) const EVENTS_UPDATE_GET: u32 = 0x90cd_0102;
 /// NV_EVENT_BUFFER_CTRL_CMD_FLUSH. SOURCE: `ctrl/ctrl90cd.h`.
 pub(crate) const EVENTS_FLUSH: u32 = 0x90cd_0104;
 
+/// NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2. SOURCE: `ctrl/ctrl0000/ctrl0000gpu.h`.
+pub(crate) const GET_ID_INFO: u32 = 0x205;
+/// NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN. SOURCE: `ctrl/ctrlc36f.h`.
+pub(crate) const GET_TOKEN: u32 = 0xc36f_0108;
+/// NVA06C_CTRL_CMD_SET_TIMESLICE. SOURCE: `ctrl/ctrla06c.h`.
+pub(crate) const SET_SLICE: u32 = 0xa06c_0103;
+
 /// NV_PGRAPH_STATUS: whether the graphics and compute engine is busy, in its lowest bit.
 ///
 /// SOURCE: measured on an H200: 1 in 99.5 % of 5,482 readings while kernels took 99.6 % of the
@@ -63,7 +70,8 @@ pub(crate) const TIME_HIGH: u32 = 0x9410;
 /// NV01_MEMORY_LOCAL_PRIVILEGED: the GPU's registers, which the driver maps for privileged callers.
 /// SOURCE: `class/cl003f.h`, `mapping_cpu.c`; measured.
 pub(crate) const CLASS_REGISTERS: u32 = 0x3f;
-/// HOPPER_USERMODE_A: the GPU's doorbells. SOURCE: `class/clc661.h`; facts sheet section 3.
+/// HOPPER_USERMODE_A: the page of the GPU's doorbells. SOURCE: `class/clc661.h`; without parameters
+/// it is in the registers, which are readable.
 pub(crate) const CLASS_DOORBELLS: u32 = 0xc661;
 /// NV_PTOP_DEVICE_INFO_CFG: the number of words of the table of engines, in its upper twelve bits.
 /// SOURCE: measured: 0x086 of them.
@@ -71,9 +79,6 @@ pub(crate) const ENGINES_CONFIG: u32 = 0x2_24fc;
 /// NV_PTOP_DEVICE_INFO2: that table, which ends with the page at the latest.
 pub(crate) const ENGINES: u32 = 0x2_2800;
 pub(crate) const ENGINES_MAX: u32 = 0x200;
-/// HOPPER_USERMODE_A: the page of the doorbells. SOURCE: `class/clc661.h`; without parameters it is
-/// in the registers, which are readable.
-pub(crate) const CLASS_USERMODE: u32 = 0xc661;
 /// NVC361_TIME_0 and NVC361_TIME_1: the same clock in that page. SOURCE: `class/clc361.h`.
 pub(crate) const USERMODE_TIME_LOW: usize = 0x80;
 pub(crate) const USERMODE_TIME_HIGH: usize = 0x84;
@@ -271,58 +276,134 @@ pub(super) struct RegisterList {
 mod tests {
     use super::*;
     use std::mem::{offset_of, size_of};
+    use turnstile_nvidia_guest::abi::releases;
 
-    #[test]
-    fn calls_have_the_drivers_layout() {
-        assert_eq!(size_of::<Alloc>(), 32);
-        assert_eq!(offset_of!(Alloc, params), 16);
-        assert_eq!(size_of::<Control>(), 32);
-        assert_eq!(offset_of!(Control, status), 28);
-        assert_eq!(size_of::<Free>(), 16);
-        assert_eq!(size_of::<MapMemory>(), 56);
-        assert_eq!(size_of::<Cards>(), 2_304);
-        assert_eq!(size_of::<IdInfoParams>(), 32);
-        assert_eq!(offset_of!(MapMemory, linear_address), 32);
-        assert_eq!(offset_of!(MapMemory, fd), 48);
-        assert_eq!(size_of::<RegisterOperation>(), 32);
-        assert_eq!(offset_of!(RegisterOperation, offset), 12);
-        assert_eq!(offset_of!(RegisterOperation, value_low), 20);
-        assert_eq!(size_of::<RegisterList>(), 48);
-        assert_eq!(offset_of!(RegisterList, operations), 24);
+    /// Compares structures with a table, field by field. `>=`: the structure has room behind it.
+    macro_rules! compare {
+        ($release:expr, $($ours:ty $(as $more:tt)? = $theirs:literal {
+            $($field:ident = $name:literal),* $(,)?
+        })*) => {$(
+            let structure = &$release.structures[$theirs];
+            let at = |name: &str| structure.fields.get(name).copied();
+            $(assert_eq!(at($name), Some(offset_of!($ours, $field)), "{} {}", $theirs, $name);)*
+            let ours = size_of::<$ours>();
+            let has_room = false $(|| stringify!($more) == "room")?;
+            assert!(ours == structure.bytes || has_room && ours > structure.bytes, $theirs);
+        )*};
     }
 
     #[test]
-    fn allocation_parameters_have_the_drivers_layout_and_no_less_room() {
-        assert!(size_of::<DeviceParams>() >= 56);
-        assert!(size_of::<SubdeviceParams>() >= 4);
-        assert_eq!(size_of::<MemoryParams>(), 128);
-        assert_eq!(offset_of!(MemoryParams, attr), 24);
-        assert_eq!(offset_of!(MemoryParams, attr2), 28);
-        assert_eq!(offset_of!(MemoryParams, size), 64);
-        assert!(size_of::<EventBufferParams>() >= 72);
-        assert_eq!(offset_of!(EventBufferParams, record_size), 16);
-        assert_eq!(offset_of!(EventBufferParams, record_count), 20);
-        assert_eq!(offset_of!(EventBufferParams, subdevice), 52);
-        assert_eq!(offset_of!(EventBufferParams, header_memory), 60);
-        assert_eq!(offset_of!(EventBufferParams, record_memory), 64);
+    fn calls_have_the_layout_of_every_table() {
+        assert_eq!(size_of::<Cards>(), 32 * size_of::<Card>());
+        for release in releases() {
+            compare! { release,
+                Alloc = "NVOS21_PARAMETERS" {
+                    root = "hRoot", parent = "hObjectParent", new = "hObjectNew", class = "hClass",
+                    params = "pAllocParms", params_size = "paramsSize", status = "status",
+                }
+                Control = "NVOS54_PARAMETERS" {
+                    client = "hClient", object = "hObject", command = "cmd", flags = "flags",
+                    params = "params", params_size = "paramsSize", status = "status",
+                }
+                Free = "NVOS00_PARAMETERS" {
+                    root = "hRoot", parent = "hObjectParent", old = "hObjectOld", status = "status",
+                }
+                MapMemory = "nv_ioctl_nvos33_parameters_with_fd" {
+                    client = "params.hClient", device = "params.hDevice",
+                    memory = "params.hMemory", offset = "params.offset", length = "params.length",
+                    linear_address = "params.pLinearAddress", status = "params.status",
+                    flags = "params.flags", fd = "fd",
+                }
+                Card = "nv_ioctl_card_info_t" {
+                    valid = "valid", gpu_id = "gpu_id", minor = "minor_number",
+                }
+                RegisterOperation = "NV2080_CTRL_GPU_REG_OP" {
+                    operation = "regOp", kind = "regType", status = "regStatus", quad = "regQuad",
+                    group_mask = "regGroupMask", subgroup_mask = "regSubGroupMask",
+                    offset = "regOffset", value_high = "regValueHi", value_low = "regValueLo",
+                    mask_high = "regAndNMaskHi", mask_low = "regAndNMaskLo",
+                }
+                RegisterList = "NV2080_CTRL_GPU_EXEC_REG_OPS_PARAMS" {
+                    target_client = "hClientTarget", target_channel = "hChannelTarget",
+                    non_transactional = "bNonTransactional", count = "regOpCount",
+                    operations = "regOps", route_flags = "grRouteInfo",
+                }
+            }
+        }
     }
 
     #[test]
-    fn control_parameters_have_the_drivers_layout() {
-        assert_eq!(size_of::<BindEventsParams>(), 24);
-        assert_eq!(offset_of!(BindEventsParams, all_users), 16);
-        assert_eq!(offset_of!(BindEventsParams, reason), 20);
-        assert_eq!(size_of::<EnableEventsParams>(), 8);
-        assert_eq!(offset_of!(EnableEventsParams, flags), 4);
-        assert_eq!(size_of::<UpdateGetParams>(), 8);
-        assert_eq!(size_of::<DisableChannelsParams>(), 536);
-        assert_eq!(offset_of!(DisableChannelsParams, channels), 4);
-        assert_eq!(
-            offset_of!(DisableChannelsParams, only_disable_scheduling),
-            8
-        );
-        assert_eq!(offset_of!(DisableChannelsParams, preempt_event), 16);
-        assert_eq!(offset_of!(DisableChannelsParams, clients), 24);
-        assert_eq!(offset_of!(DisableChannelsParams, handles), 280);
+    fn parameters_have_the_layout_of_every_table() {
+        for release in releases() {
+            compare! { release,
+                DeviceParams as room = "NV0080_ALLOC_PARAMETERS" { device_id = "deviceId" }
+                SubdeviceParams as room = "NV2080_ALLOC_PARAMETERS" { subdevice_id = "subDeviceId" }
+                MemoryParams = "NV_MEMORY_ALLOCATION_PARAMS" {
+                    attr = "attr", attr2 = "attr2", size = "size",
+                }
+                EventBufferParams as room = "NV_EVENT_BUFFER_ALLOC_PARAMETERS" {
+                    record_size = "recordSize", record_count = "recordCount",
+                    subdevice = "hSubDevice", header_memory = "hBufferHeader",
+                    record_memory = "hRecordBuffer",
+                }
+                BindEventsParams = "NV2080_CTRL_GR_FECS_BIND_EVTBUF_FOR_UID_V2_PARAMS" {
+                    event_buffer = "hEventBuffer", record_size = "recordSize",
+                    level_of_detail = "levelOfDetail", event_filter = "eventFilter",
+                    all_users = "bAllUsers", reason = "reasonCode",
+                }
+                EnableEventsParams = "NV_EVENT_BUFFER_CTRL_CMD_ENABLE_EVENTS_PARAMS" {
+                    enable = "enable", flags = "flags",
+                }
+                UpdateGetParams = "NV_EVENT_BUFFER_CTRL_CMD_UPDATE_GET_PARAMS" {
+                    record_get = "recordBufferGet", vardata_get = "varDataBufferGet",
+                }
+                TokenParams = "NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN_PARAMS" {
+                    token = "workSubmitToken",
+                }
+                IdInfoParams = "NV0000_CTRL_GPU_GET_ID_INFO_V2_PARAMS" {
+                    gpu_id = "gpuId", flags = "gpuFlags", device = "deviceInstance",
+                    subdevice = "subDeviceInstance",
+                }
+                SliceParams = "NVA06C_CTRL_TIMESLICE_PARAMS" { slice_us = "timesliceUs" }
+                DisableChannelsParams = "NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS" {
+                    disable = "bDisable", channels = "numChannels",
+                    only_disable_scheduling = "bOnlyDisableScheduling",
+                    rewind_gp_put = "bRewindGpPut", preempt_event = "pRunlistPreemptEvent",
+                    clients = "hClientList", handles = "hChannelList",
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_are_those_of_every_table() {
+        let numbers = [
+            ("NV_ESC_RM_FREE", escape::FREE.into()),
+            ("NV_ESC_RM_CONTROL", escape::CONTROL.into()),
+            ("NV_ESC_RM_ALLOC", escape::ALLOC.into()),
+            ("NV_ESC_RM_MAP_MEMORY", escape::MAP_MEMORY.into()),
+            ("NV_ESC_CARD_INFO", escape::CARD_INFO.into()),
+            ("NV_ESC_REGISTER_FD", escape::REGISTER_FD.into()),
+            ("NV_ESC_IOCTL_XFER_CMD", escape::XFER.into()),
+            ("NV01_ROOT_CLIENT", CLASS_CLIENT),
+            ("KEPLER_CHANNEL_GROUP_A", CLASS_CHANNEL_GROUP),
+            ("NV01_MEMORY_LOCAL_PRIVILEGED", CLASS_REGISTERS),
+            ("HOPPER_USERMODE_A", CLASS_DOORBELLS),
+            ("NV01_MEMORY_DEVICELESS", MemoryParams::CLASS),
+            ("NV_EVENT_BUFFER", EventBufferParams::CLASS),
+            ("NV_EVENT_BUFFER_CTRL_CMD_ENABLE_EVENTS", EVENTS_ENABLE),
+            ("NV_EVENT_BUFFER_CTRL_CMD_UPDATE_GET", EVENTS_UPDATE_GET),
+            ("NV_EVENT_BUFFER_CTRL_CMD_FLUSH", EVENTS_FLUSH),
+            ("NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2", GET_ID_INFO),
+            ("NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN", GET_TOKEN),
+            ("NVA06C_CTRL_CMD_SET_TIMESLICE", SET_SLICE),
+        ];
+        for release in releases() {
+            for (name, number) in numbers {
+                assert_eq!(release.numbers.get(name), Some(&number), "{name}");
+            }
+            let channel = release.numbers["HOPPER_CHANNEL_GPFIFO_A"];
+            assert_eq!(channel & 0xff, CLASS_CHANNEL_LOW_BYTE);
+        }
     }
 }

@@ -17,12 +17,8 @@ use super::processes::Processes;
 use crate::hold::Channel;
 use crate::observe::copy_engines::Token;
 use crate::rm::{self, CONTROL_DEVICE, RmError};
-use crate::sys::abi::{ControlParams, SliceParams, TokenParams};
+use crate::sys::abi::{ControlParams, GET_TOKEN, SET_SLICE, SliceParams, TokenParams};
 
-/// NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN. SOURCE: `ctrl/ctrlc36f.h`.
-const GET_TOKEN: u32 = 0xc36f_0108;
-/// NVA06C_CTRL_CMD_SET_TIMESLICE. SOURCE: `ctrl/ctrla06c.h`.
-const SET_SLICE: u32 = 0xa06c_0103;
 /// NV_ERR_INVALID_CLIENT. SOURCE: `nvstatuscodes.h`.
 const INVALID_CLIENT: u32 = 0x23;
 
