@@ -17,9 +17,10 @@ use super::cdi::{self, CdiError, Reach};
 use super::claim::{ClaimError, ClaimId, Tenant};
 use super::cluster::{Cluster, ClusterError};
 use super::daemon::{Daemon, DaemonError};
+use super::health::Health;
 use super::names::DRIVER;
 use super::proto::{
-    Claim, Device, PLUGIN, PLUGIN_TYPE, PluginInfo, PrepareResponse, PreparedClaim,
+    Claim, Device, HEALTH, PLUGIN, PLUGIN_TYPE, PluginInfo, PrepareResponse, PreparedClaim,
     RegistrationStatus, UnprepareResponse, UnpreparedClaim,
 };
 use super::slice;
@@ -70,6 +71,7 @@ pub struct Driver {
     folders: Folders,
     /// The kubelet took the driver, and may have removed its slice before.
     registered: Notify,
+    health: Health,
 }
 
 /// An error with its causes, for the kubelet's events.
@@ -113,6 +115,7 @@ impl Driver {
             cluster,
             folders,
             registered: Notify::new(),
+            health: Health::new(),
         })
     }
 
@@ -131,8 +134,17 @@ impl Driver {
             r#type: PLUGIN_TYPE.into(),
             name: DRIVER.into(),
             endpoint: self.endpoint().display().to_string(),
-            supported_versions: PLUGIN.map(|(version, _)| version.to_owned()).into(),
+            supported_versions: PLUGIN
+                .iter()
+                .map(|(version, _)| *version)
+                .chain([HEALTH])
+                .map(str::to_owned)
+                .collect(),
         }
+    }
+
+    pub(crate) fn health(&self) -> &Health {
+        &self.health
     }
 
     pub(crate) fn registered(&self, status: &RegistrationStatus) {
@@ -200,8 +212,8 @@ impl Driver {
         ended.await?
     }
 
-    /// Keeps the slice as the daemon's GPUs are. While the daemon does not answer it stays as it
-    /// is: tenants outlive a daemon.
+    /// Keeps the slice and the devices' health as the daemon's GPUs are. While the daemon does not
+    /// answer the slice stays as it is, as tenants outlive a daemon; health is unknown.
     pub(crate) async fn keep_published(&self) {
         let mut published: Option<(Vec<Value>, Instant)> = None;
         let mut failed = String::new();
@@ -223,7 +235,9 @@ impl Driver {
 
     async fn publish(&self, last: &mut Option<(Vec<Value>, Instant)>) -> Result<(), PrepareError> {
         let daemon = self.daemon.clone();
-        let gpus = spawn_blocking(move || daemon.gpus()).await??;
+        let gpus = spawn_blocking(move || daemon.gpus()).await?;
+        let gpus = gpus.inspect_err(|error| self.health.lost(&with_causes(error)))?;
+        self.health.update(self.cluster.node(), &gpus);
         let devices = slice::devices(&gpus);
         let is_recent = |(known, at): &(Vec<Value>, Instant)| {
             *known == devices && at.elapsed() < SLICE_INTERVAL

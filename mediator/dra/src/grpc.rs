@@ -26,12 +26,12 @@ use tonic_prost::ProstCodec;
 use tower::{Service, service_fn};
 
 use super::driver::Driver;
-use super::proto::{self, PLUGIN, REGISTRATION};
+use super::proto::{self, HEALTH, PLUGIN, REGISTRATION};
 
 /// Largest request: far above one of as many claims as are taken.
 const REQUEST_BYTES_MAX: usize = 256 << 10;
 /// Calls at a time on a connection.
-const CALLS_MAX: usize = 32;
+const CALLS_MAX: u32 = 32;
 /// TIMEOUT: the kubelet's own for a call is 45 s.
 const CALL: Duration = Duration::from_secs(45);
 /// The kubelet is root.
@@ -58,9 +58,12 @@ pub enum ServeError {
     },
 }
 
-/// The services.
+/// The services, until `end`.
 #[derive(Clone, Debug)]
-struct Services(Arc<Driver>);
+struct Services {
+    driver: Arc<Driver>,
+    end: watch::Receiver<bool>,
+}
 
 type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
@@ -74,12 +77,18 @@ impl Service<Request<Body>> for Services {
     }
 
     fn call(&mut self, request: Request<Body>) -> Answer {
-        let driver = self.0.clone();
-        Box::pin(async move { Ok(answer(driver, request).await) })
+        let services = self.clone();
+        Box::pin(async move { Ok(answer(services, request).await) })
     }
 }
 
-async fn answer(driver: Arc<Driver>, request: Request<Body>) -> Response<Body> {
+/// Without its sender `end` is true, too.
+async fn ended(mut end: watch::Receiver<bool>) {
+    let _ = end.wait_for(|ended| *ended).await;
+}
+
+async fn answer(services: Services, request: Request<Body>) -> Response<Body> {
+    let Services { driver, end } = services;
     let path = request.uri().path().trim_start_matches('/').to_owned();
     let (service, method) = path.split_once('/').unwrap_or((&path, ""));
     let is_plugin = PLUGIN.iter().any(|(_, name)| *name == service);
@@ -112,8 +121,26 @@ async fn answer(driver: Arc<Driver>, request: Request<Body>) -> Response<Body> {
             };
             unary(request, unprepare).await
         }
+        "NodeWatchResources" if service == HEALTH => {
+            let watch = service_fn(move |_: tonic::Request<proto::WatchRequest>| {
+                // A stream that stayed would keep the socket from its end.
+                let watched = driver.health().watch(ended(end.clone()));
+                std::future::ready(watched.map(tonic::Response::new))
+            });
+            grpc::<proto::WatchResponse, _>()
+                .server_streaming(watch, request)
+                .await
+        }
         _ => Status::unimplemented("There is no such method").into_http(),
     }
+}
+
+fn grpc<A, M>() -> Grpc<ProstCodec<A, M>>
+where
+    A: Message + 'static,
+    M: Message + Default + 'static,
+{
+    Grpc::new(ProstCodec::default()).max_decoding_message_size(REQUEST_BYTES_MAX)
 }
 
 /// One request and one answer.
@@ -123,13 +150,11 @@ where
     A: Message + Default + 'static,
     F: Future<Output = Result<A, Status>> + Send + 'static,
 {
-    let codec = ProstCodec::<A, M>::default();
-    let mut grpc = Grpc::new(codec).max_decoding_message_size(REQUEST_BYTES_MAX);
     let service = service_fn(|request: tonic::Request<M>| {
         let answered = call(request.into_inner());
         async move { answered.await.map(tonic::Response::new) }
     });
-    grpc.unary(service, request).await
+    grpc().unary(service, request).await
 }
 
 /// Serves both sockets of a driver and keeps its slice published, until `end` is true.
@@ -138,15 +163,11 @@ where
 /// If a socket cannot be served.
 pub async fn run(driver: Arc<Driver>, end: watch::Receiver<bool>) -> Result<(), ServeError> {
     let (endpoint, registration) = (driver.endpoint(), driver.registration());
-    let ended = |mut end: watch::Receiver<bool>| async move {
-        // Without its sender it ends, too.
-        let _ = end.wait_for(|ended| *ended).await;
-    };
     tokio::select! {
         served = async {
             tokio::try_join!(
-                serve(&endpoint, driver.clone(), ended(end.clone())),
-                serve(&registration, driver.clone(), ended(end)),
+                serve(&endpoint, driver.clone(), end.clone()),
+                serve(&registration, driver.clone(), end),
             )
         } => served.map(|_| ()),
         () = driver.keep_published() => Ok(()),
@@ -160,7 +181,7 @@ pub async fn run(driver: Arc<Driver>, end: watch::Receiver<bool>) -> Result<(), 
 async fn serve(
     path: &Path,
     driver: Arc<Driver>,
-    end: impl Future<Output = ()>,
+    end: watch::Receiver<bool>,
 ) -> Result<(), ServeError> {
     let listener = listen(path).map_err(|source| ServeError::Listen {
         path: path.to_owned(),
@@ -168,8 +189,15 @@ async fn serve(
     })?;
     let served = Server::builder()
         .timeout(CALL)
-        .concurrency_limit_per_connection(CALLS_MAX)
-        .serve_with_incoming_shutdown(Services(driver), UnixListenerStream::new(listener), end)
+        .max_concurrent_streams(CALLS_MAX)
+        .serve_with_incoming_shutdown(
+            Services {
+                driver,
+                end: end.clone(),
+            },
+            UnixListenerStream::new(listener),
+            ended(end),
+        )
         .await;
     let _ = std::fs::remove_file(path);
     served.map_err(|source| ServeError::Ended {

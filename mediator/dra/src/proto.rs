@@ -1,7 +1,8 @@
 //! Messages of the kubelet's services, as protocol buffers.
 //!
-//! SOURCE: kubernetes/kubernetes, staging/src/k8s.io/kubelet/pkg/apis: pluginregistration/v1 and
-//! dra/v1, api.proto. The messages of dra/v1beta1 are those of v1.
+//! SOURCE: kubernetes/kubernetes, staging/src/k8s.io/kubelet/pkg/apis: pluginregistration/v1,
+//! dra/v1 and dra-health/v1alpha1, api.proto. The messages of dra/v1beta1 are those of v1. Fields
+//! that a kubelet does not know are skipped.
 
 use std::collections::HashMap;
 
@@ -17,6 +18,8 @@ pub const PLUGIN: [(&str, &str); 2] = [
         "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin",
     ),
 ];
+/// The service of health; its version and its path have one name.
+pub const HEALTH: &str = "v1alpha1.DRAResourceHealth";
 /// Type of plugin that a DRA driver is.
 pub const PLUGIN_TYPE: &str = "DRAPlugin";
 
@@ -131,4 +134,59 @@ pub struct UnpreparedClaim {
     /// Empty if it was unprepared.
     #[prost(string, tag = "1")]
     pub error: String,
+}
+
+/// `NodeWatchResources`.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct WatchRequest {}
+
+/// One of its answers: the devices as they are now.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct WatchResponse {
+    /// The devices of the node.
+    #[prost(message, repeated, tag = "1")]
+    pub devices: Vec<DeviceHealth>,
+}
+
+/// Health of a device.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct DeviceHealth {
+    /// The device.
+    #[prost(message, optional, tag = "1")]
+    pub device: Option<DeviceIdentifier>,
+    /// Whether it works.
+    #[prost(enumeration = "HealthStatus", tag = "2")]
+    pub health: i32,
+    /// Unix time in seconds.
+    #[prost(int64, tag = "3")]
+    pub last_updated_time: i64,
+    /// Seconds after which the kubelet takes the device's health as unknown; of newer kubelets.
+    #[prost(int64, tag = "4")]
+    pub health_check_timeout_seconds: i64,
+    /// Why it has this health; of newer kubelets.
+    #[prost(string, tag = "5")]
+    pub message: String,
+}
+
+/// A device by its names.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct DeviceIdentifier {
+    /// Its pool.
+    #[prost(string, tag = "1")]
+    pub pool_name: String,
+    /// Its name in the pool.
+    #[prost(string, tag = "2")]
+    pub device_name: String,
+}
+
+/// Whether a device works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, prost::Enumeration)]
+#[repr(i32)]
+pub enum HealthStatus {
+    /// It is not known.
+    Unknown = 0,
+    /// It works.
+    Healthy = 1,
+    /// It does not, or is not to be used.
+    Unhealthy = 2,
 }

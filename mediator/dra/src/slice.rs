@@ -21,21 +21,24 @@ pub fn name(node: &str) -> String {
     format!("{node}-{DRIVER}")
 }
 
-/// The devices of these GPUs. Of two with the same name the first is taken.
-pub(crate) fn devices(gpus: &[Gpu]) -> Vec<Value> {
-    let mut names = Vec::new();
-    let mut devices = Vec::new();
-    let open = gpus
-        .iter()
-        .filter(|gpu| !gpu.cordoned && gpu.silent.is_none());
-    for gpu in open.take(DEVICES_MAX) {
+/// The GPUs that are devices, by name, also while they are closed or silent. Of two with the same
+/// name the first is taken.
+pub(crate) fn named(gpus: &[Gpu]) -> Vec<(String, &Gpu)> {
+    let mut named: Vec<(String, &Gpu)> = Vec::new();
+    for gpu in gpus.iter().take(DEVICES_MAX) {
         let name = device_name(&gpu.id);
-        if !name.is_empty() && !names.contains(&name) {
-            devices.extend(device(gpu, &name));
-            names.push(name);
+        if !name.is_empty() && named.iter().all(|(taken, _)| *taken != name) {
+            named.push((name, gpu));
         }
     }
-    devices
+    named
+}
+
+/// The devices of these GPUs, without those that are closed or silent.
+pub(crate) fn devices(gpus: &[Gpu]) -> Vec<Value> {
+    let is_open = |gpu: &Gpu| !gpu.cordoned && gpu.silent.is_none();
+    let open = named(gpus).into_iter().filter(|(_, gpu)| is_open(gpu));
+    open.filter_map(|(name, gpu)| device(gpu, &name)).collect()
 }
 
 /// A device; none if the GPU has no memory to divide.

@@ -2,6 +2,7 @@
 //! an API server that keeps objects.
 
 mod cluster;
+mod health;
 mod node;
 mod scheduler;
 
@@ -41,7 +42,11 @@ async fn kubelet_takes_the_driver_and_the_scheduler_sees_open_gpus() {
     assert_eq!(Path::new(&info.endpoint), node.driver.endpoint());
     assert_eq!(
         info.supported_versions,
-        ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
+        [
+            "v1.DRAPlugin",
+            "v1beta1.DRAPlugin",
+            "v1alpha1.DRAResourceHealth"
+        ]
     );
     let both = vec!["software-0".to_owned(), "software-1".to_owned()];
     let first = until("a slice", async || published(&node)).await;

@@ -9,9 +9,9 @@ use prost::Message;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, spawn_blocking};
-use tonic::Status;
 use tonic::client::Grpc;
-use tonic::transport::Endpoint;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Status, Streaming};
 use tonic_prost::ProstCodec;
 use turnstile_accounting::record::GpuIdentity;
 use turnstile_api::client::{Call, Client, ClientError, Method};
@@ -23,8 +23,8 @@ use turnstile_dra::driver::{Driver, Folders};
 use turnstile_dra::grpc;
 use turnstile_dra::names::{ACCOUNT, DRIVER};
 use turnstile_dra::proto::{
-    Claim, ClaimsRequest, PLUGIN, PrepareResponse, PreparedClaim, REGISTRATION, RegistrationStatus,
-    RegistrationStatusResponse, UnprepareResponse,
+    Claim, ClaimsRequest, HEALTH, PLUGIN, PrepareResponse, PreparedClaim, REGISTRATION,
+    RegistrationStatus, RegistrationStatusResponse, UnprepareResponse, WatchRequest, WatchResponse,
 };
 use turnstile_soft::{SoftConfig, SoftGpu};
 
@@ -42,6 +42,8 @@ pub(crate) struct Node {
     pub(crate) driver: Arc<Driver>,
     driving: Option<(JoinHandle<()>, watch::Sender<bool>)>,
     served: Option<(Api, Daemon)>,
+    /// The daemon's GPUs, for tests that break one.
+    pub(crate) gpus: Vec<Arc<SoftGpu>>,
     pub(crate) folder: tempfile::TempDir,
 }
 
@@ -71,13 +73,15 @@ impl Node {
     pub(crate) async fn over(client: kube::Client, objects: Objects) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let driver = driver(&folder, &client);
-        let served = Some(serve(&folder));
+        let gpus = gpus();
+        let served = Some(serve(&folder, &gpus));
         let mut node = Self {
             objects,
             client,
             driver,
             driving: None,
             served,
+            gpus,
             folder,
         };
         std::fs::create_dir(node.path("cdi")).unwrap();
@@ -112,8 +116,13 @@ impl Node {
 
     /// Another daemon takes the place of the one that ran.
     pub(crate) fn restart_daemon(&mut self) {
+        self.stop_daemon();
+        self.gpus = gpus();
+        self.served = Some(serve(&self.folder, &self.gpus));
+    }
+
+    pub(crate) fn stop_daemon(&mut self) {
         self.served = None;
-        self.served = Some(serve(&self.folder));
     }
 
     /// A call as the kubelet makes it.
@@ -127,6 +136,14 @@ impl Node {
         M: Message + 'static,
         A: Message + Default + 'static,
     {
+        let mut grpc = self.connect(service).await;
+        let path = PathAndQuery::try_from(format!("/{service}/{method}")).unwrap();
+        let codec = ProstCodec::<M, A>::default();
+        let answer = grpc.unary(tonic::Request::new(message), path, codec).await;
+        answer.map(tonic::Response::into_inner)
+    }
+
+    async fn connect(&self, service: &str) -> Grpc<Channel> {
         let socket = match service {
             REGISTRATION => self.driver.registration(),
             _ => self.driver.endpoint(),
@@ -134,9 +151,17 @@ impl Node {
         let endpoint = Endpoint::from_shared(format!("unix:{}", socket.display())).unwrap();
         let mut grpc = Grpc::new(endpoint.connect().await.unwrap());
         grpc.ready().await.unwrap();
-        let path = PathAndQuery::try_from(format!("/{service}/{method}")).unwrap();
-        let codec = ProstCodec::<M, A>::default();
-        let answer = grpc.unary(tonic::Request::new(message), path, codec).await;
+        grpc
+    }
+
+    /// The stream of the devices' health, on a connection of its own.
+    pub(crate) async fn watch(&self) -> Result<Streaming<WatchResponse>, Status> {
+        let mut grpc = self.connect(HEALTH).await;
+        let path = format!("/{HEALTH}/NodeWatchResources");
+        let path = PathAndQuery::try_from(path).unwrap();
+        let codec = ProstCodec::<WatchRequest, WatchResponse>::default();
+        let request = tonic::Request::new(WatchRequest {});
+        let answer = grpc.server_streaming(request, path, codec).await;
         answer.map(tonic::Response::into_inner)
     }
 
@@ -235,16 +260,24 @@ impl Node {
     }
 
     pub(crate) async fn put(&self, path: &str) {
+        self.write(Method::PUT, path).await;
+    }
+
+    pub(crate) async fn delete(&self, path: &str) {
+        self.write(Method::DELETE, path).await;
+    }
+
+    async fn write(&self, method: Method, path: &str) {
         let (client, path) = (Client::new(&self.path("api.sock")), path.to_owned());
-        let put = move || {
+        let write = move || {
             client.call(&Call {
-                method: Method::PUT,
+                method,
                 path: &path,
                 body: None,
                 if_match: None,
             })
         };
-        spawn_blocking(put).await.unwrap().unwrap();
+        spawn_blocking(write).await.unwrap().unwrap();
     }
 
     /// The CDI documents.
@@ -272,21 +305,24 @@ fn driver(folder: &tempfile::TempDir, client: &kube::Client) -> Arc<Driver> {
     Driver::new(daemon, Cluster::new(client.clone(), NODE), folders)
 }
 
-fn serve(folder: &tempfile::TempDir) -> (Api, Daemon) {
+fn gpus() -> Vec<Arc<SoftGpu>> {
+    let config = SoftConfig {
+        memory_bytes: GPU_BYTES,
+        ..SoftConfig::default()
+    };
+    let gpu = || Arc::new(SoftGpu::new(config).unwrap());
+    vec![gpu(), gpu()]
+}
+
+fn serve(folder: &tempfile::TempDir, gpus: &[Arc<SoftGpu>]) -> (Api, Daemon) {
     let at = |name: &str| folder.path().join(name);
-    let card = |number: u32| Card {
+    let card = |(number, gpu): (usize, &Arc<SoftGpu>)| Card {
         identity: GpuIdentity {
             node: NODE.into(),
             gpu: format!("software-{number}"),
             model: "Software GPU".into(),
         },
-        gpu: Arc::new(
-            SoftGpu::new(SoftConfig {
-                memory_bytes: GPU_BYTES,
-                ..SoftConfig::default()
-            })
-            .unwrap(),
-        ),
+        gpu: gpu.clone(),
         host: HostConfig::default(),
         meter: MeterKind::Events,
         timing: Timing::default(),
@@ -299,7 +335,7 @@ fn serve(folder: &tempfile::TempDir) -> (Api, Daemon) {
     };
     let kept = StateFile::new(at("state.json")).load().unwrap();
     let config = kept.resumed(DaemonConfig::new(at("vmm.sock")));
-    let daemon = Daemon::over(config, vec![card(0), card(1)]).unwrap();
+    let daemon = Daemon::over(config, gpus.iter().enumerate().map(card).collect()).unwrap();
     let config = ApiConfig {
         section,
         metrics: MetricsSection::default(),
