@@ -315,6 +315,10 @@ const PEERS: &[libc::c_long] = &[libc::SYS_pidfd_open, libc::SYS_pidfd_send_sign
 const DEVICE: &[libc::c_long] =
     &[libc::SYS_ioctl, libc::SYS_pidfd_open, libc::SYS_pidfd_send_signal, libc::SYS_pidfd_getfd];
 
+/// By which the standard library makes a socket nonblocking. SOURCE: asm-generic/ioctls.h; the type
+/// of libc's constant depends on the C library.
+const FIONBIO: u64 = 0x5421;
+
 impl Role {
     /// Whether its threads have a list: those that start workers have none.
     fn is_confined(self, software: bool) -> bool {
@@ -375,8 +379,7 @@ fn filter(role: Role, seccomp: Seccomp, software: bool) -> io::Result<BpfProgram
         libc::SYS_prctl,
         permitted.into_iter().collect::<Result<_, _>>()?,
     );
-    // FIONBIO, by which the standard library makes a socket nonblocking.
-    let nonblocking = when(1, WORD, libc::FIONBIO)?;
+    let nonblocking = when(1, WORD, FIONBIO)?;
     rules.entry(libc::SYS_ioctl).or_insert(vec![nonblocking]);
     // Another filter, for threads of another role that it begins.
     rules.insert(libc::SYS_seccomp, Vec::new());

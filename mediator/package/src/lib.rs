@@ -1,4 +1,4 @@
-//! An RPM package of the files that a Debian package has.
+//! An RPM package of the files that a Debian package has, and [OCI images](image).
 //!
 //! - In: the folder that `mediator/package/build` fills, with `DEBIAN/control` and
 //!   `DEBIAN/conffiles`; the scripts in `mediator/package/rpm`. Out: an RPM package.
@@ -8,6 +8,7 @@
 #![deny(unsafe_code)]
 
 mod control;
+pub mod image;
 
 use std::fs;
 use std::io;
