@@ -12,7 +12,7 @@ use tempfile::NamedTempFile;
 use uuid::Uuid;
 
 use super::claim::Tenant;
-use super::names::CDI_KIND;
+use super::names::{CDI_KIND, VARIABLE};
 
 /// SOURCE: CDI specification: of all that is used here, the mounts are the newest.
 const VERSION: &str = "0.5.0";
@@ -87,7 +87,7 @@ fn mount(host: &Path, container: &Path) -> Value {
 /// A variable of a container: its request is in the name, as a container may have several.
 fn variable(what: &str, request: &str, value: &str) -> String {
     let request = request.to_ascii_uppercase().replace(['-', '/', '.'], "_");
-    format!("TURNSTILE_CLAIM_{what}_{request}={value}")
+    format!("{VARIABLE}_{what}_{request}={value}")
 }
 
 fn device(claim: Uuid, number: usize, tenant: &Tenant, reach: &Reach) -> Value {

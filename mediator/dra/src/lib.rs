@@ -22,6 +22,7 @@ pub mod claim;
 pub mod cluster;
 pub mod config;
 pub mod daemon;
+pub mod domain;
 pub mod driver;
 pub mod grpc;
 pub mod health;

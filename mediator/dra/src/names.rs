@@ -6,6 +6,13 @@ pub const DRIVER: &str = "turnstile.dev";
 /// Kind of the CDI devices.
 pub const CDI_KIND: &str = "turnstile.dev/gpu";
 
+/// Begin of a container's variables about its claims.
+pub const VARIABLE: &str = "TURNSTILE_CLAIM";
+/// Begin of those of them that have a VM's socket.
+pub const SOCKET_VARIABLE: &str = "TURNSTILE_CLAIM_SOCKET_";
+/// Annotation of KubeVirt's VMs with their sockets, separated by commas.
+pub const SOCKETS_ANNOTATION: &str = "turnstile.dev/sockets";
+
 /// Version and kind of a claim's opaque configuration.
 pub const CONFIG_VERSION: &str = "turnstile.dev/v1";
 /// Its kind.
