@@ -249,6 +249,10 @@ fn a_debian_package_has_what_an_operator_needs_and_installs() {
             "-rw-r--r--",
             "./usr/share/doc/turnstile/examples/nvidia.conf",
         ),
+        (
+            "-rw-r--r--",
+            "./usr/share/doc/turnstile/examples/domain.xml",
+        ),
     ];
     for (mode, path) in wanted {
         let line = listing
