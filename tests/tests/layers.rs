@@ -242,6 +242,44 @@ fn a_forbidden_dependency_breaks_its_rule() {
     }
 }
 
+/// Most crates that a VMM compiles for the device alone, `turnstile-vmm` among them.
+const EMBEDDED_CRATES_MAX: usize = 39;
+
+/// Crates that are compiled for a VMM that embeds these features.
+fn embedded(features: &str) -> BTreeSet<String> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut tree = Command::new(cargo);
+    tree.args(["tree", "--offline", "--locked", "--edges", "normal,build"]);
+    tree.args(["--prefix", "none", "--no-dedupe", "--package"]);
+    tree.args(["turnstile-vmm", "--no-default-features", "--features"]);
+    let output = tree.arg(features).current_dir(root()).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    // A name and a version.
+    let of = |line: &str| line.split(' ').take(2).collect::<Vec<_>>().join(" ");
+    text.lines().map(of).collect()
+}
+
+#[test]
+fn an_embedder_compiles_only_what_it_uses() {
+    let device = embedded("device,gate");
+    assert!(device.len() <= EMBEDDED_CRATES_MAX, "{device:#?}");
+    let kvm = embedded("kvm");
+    assert!(kvm.is_superset(&device));
+    let has = |crates: &BTreeSet<String>, name: &str| {
+        let begin = format!("{name} ");
+        crates.iter().any(|one| one.starts_with(&begin))
+    };
+    for (name, in_device, in_kvm) in [
+        ("turnstile-abi", true, true),
+        ("kvm-ioctls", false, true),
+        ("linux-loader", false, false),
+    ] {
+        let found = (has(&device, name), has(&kvm, name));
+        assert_eq!(found, (in_device, in_kvm), "{name}");
+    }
+}
+
 /// Methods of the trait of GPUs and of the small ones that it consists of: what a backend has to
 /// think about.
 const GPU_METHODS_MAX: usize = 25;

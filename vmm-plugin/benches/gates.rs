@@ -4,7 +4,6 @@
 //! concurrently.
 
 #[path = "../tests/common/mod.rs"]
-#[allow(dead_code, reason = "shared with the tests, which use the rest")]
 mod common;
 
 use common::{Daemon, Kind, Manner, finish};

@@ -84,7 +84,7 @@ pub struct Welcome {
     pub aperture: Arc<MmapRegion<()>>,
     /// Every write to a closed gate traps and is counted, not the first alone.
     pub trap_every_write: bool,
-    pub(super) interrupts: Arc<[EventFd]>,
+    pub(crate) interrupts: Arc<[EventFd]>,
     pub(super) kick: EventFd,
     pub(crate) sender: Arc<Sender>,
     pub(crate) receiver: Receiver,

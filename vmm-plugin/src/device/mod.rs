@@ -60,7 +60,7 @@ pub struct Identity {
 
 impl Identity {
     /// Bytes of GPU memory that the aperture shows; 0 without an aperture.
-    pub(crate) fn aperture_bytes(&self) -> u64 {
+    pub const fn aperture_bytes(&self) -> u64 {
         match self.features & features::APERTURE {
             0 => 0,
             _ => self.memory_bytes,

@@ -29,6 +29,8 @@ pub use control::{
 };
 #[cfg(feature = "gate")]
 pub use pages::{SharedPages, ThreadMap};
+#[cfg(feature = "gate")]
+pub use vm_memory::FileOffset;
 
 use serde::{Deserialize, Serialize};
 

@@ -3,7 +3,7 @@
 
 pub(crate) mod fd;
 pub(crate) mod scm;
-#[cfg(feature = "reference-vmm")]
+#[cfg(feature = "kvm")]
 pub(crate) mod slots;
-#[cfg(feature = "reference-vmm")]
+#[cfg(feature = "kvm")]
 pub(crate) mod window;

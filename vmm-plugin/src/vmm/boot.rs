@@ -20,12 +20,11 @@ use linux_loader::loader::elf::Elf;
 use rustix::fs::{FallocateFlags, fallocate};
 use std::fs::File;
 use std::io::{self, Cursor};
-use std::sync::Arc;
 use turnstile_abi::PAGE_BYTES;
 use turnstile_abi::boot::{
     BOOT_GPA, BootInfo, FILE_BYTES, File as BootFile, GDT, GDT_GPA, STOP_GPA, file_entry,
 };
-use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap, MmapRegion};
+use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
 
 pub(super) const PML4_GPA: u64 = 0x1000;
 const PDPT_GPA: u64 = 0x2000;
@@ -111,13 +110,6 @@ impl GuestRam {
             metadata: config.metadata.clone(),
             ..Request::new(&config.socket, &config.name, self.file()?, self.bytes)
         })
-    }
-
-    /// A mapping of its own, for a memory slot.
-    pub(super) fn mapping(&self) -> Result<Arc<MmapRegion<()>>, VmError> {
-        MmapRegion::from_file(FileOffset::new(self.file()?, 0), self.bytes as usize)
-            .map(Arc::new)
-            .map_err(|error| memory_error("guest memory")(io::Error::other(error)))
     }
 
     /// Loads the guest program and returns its entry.

@@ -2,34 +2,27 @@
 
 use super::boot::{GuestRam, PML4_GPA, STACK_TOP};
 use super::core::{Core, VmEnd, VmHandle, count, start};
-use super::doorbells::{DoorbellMap, SlotMap, WindowMap};
 use super::{VmConfig, VmError};
-use crate::attach::{Router, Welcome, interrupts};
-use crate::device::{MsiMessage, bar_bytes, doorbell};
-use crate::sys::slots::{Piece, SlottedVm};
-use kvm_bindings::{
-    KVM_API_VERSION, KVM_CAP_DISABLE_QUIRKS2, KVM_IRQ_ROUTING_MSI, KVM_MAX_CPUID_ENTRIES,
-    KVM_X86_QUIRK_SLOT_ZAP_ALL, KvmIrqRouting, kvm_enable_cap, kvm_irq_routing_entry,
-    kvm_irq_routing_entry__bindgen_ty_1, kvm_irq_routing_msi, kvm_segment,
-};
-use kvm_ioctls::{Cap, Kvm, VcpuExit, VcpuFd, VmFd};
+use crate::attach::{Welcome, interrupts};
+use crate::device::{bar_bytes, doorbell};
+use crate::kvm::{DoorbellMap, IrqRouter, KvmVm, Place};
+use kvm_bindings::{KVM_API_VERSION, KVM_MAX_CPUID_ENTRIES, kvm_segment};
+use kvm_ioctls::{Cap, Kvm, VcpuExit, VcpuFd};
 use std::sync::Arc;
+use turnstile_abi::PAGE_BYTES;
 use turnstile_abi::boot::{GDT, GDT_GPA, PORT_CONSOLE, PORT_EXIT};
-use turnstile_abi::pci::{BAR_APERTURE, BAR_DOORBELLS, BAR_REGS, VECTORS};
-use turnstile_abi::{PAGE_BYTES, regs};
-use vmm_sys_util::eventfd::EventFd;
+use turnstile_abi::pci::{BAR_APERTURE, BAR_DOORBELLS, BAR_REGS};
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
-const REGS_GPA: u64 = 0xd000_0000;
-/// Where the doorbell BAR is.
-pub(super) const DOORBELLS_GPA: u64 = 0xd040_0000;
 const RAM_SLOT: u32 = 0;
-const STATUS_SLOT: u32 = 1;
-const APERTURE_SLOT: u32 = 2;
-/// The doorbells' slot, or the first of them: the last of the VM's.
-pub(super) const DOORBELL_SLOT: u32 = 3;
-/// First interrupt line of the device; those below are the interrupt controller's pins.
-const GSI_BASE: u32 = 24;
+/// Where the device is; the aperture's address depends on its size.
+const PLACE: Place = Place {
+    regs_gpa: 0xd000_0000,
+    doorbells_gpa: 0xd040_0000,
+    aperture_gpa: 0,
+    first_slot: RAM_SLOT + 1,
+    first_gsi: 24,
+};
 /// Where KVM on Intel keeps three pages of its own, out of the way of everything here.
 const TSS_ADDRESS: usize = 0xfffb_d000;
 /// PCI slot of the device.
@@ -53,20 +46,13 @@ pub fn kvm_available() -> Result<(), VmError> {
     open().map(|_| ())
 }
 
-fn open() -> Result<(Kvm, SlottedVm), VmError> {
+fn open() -> Result<(Kvm, KvmVm), VmError> {
     let refused = |what: &str, error: kvm_ioctls::Error| VmError::NoKvm(format!("{what}: {error}"));
     let kvm = Kvm::new().map_err(|error| refused("opening /dev/kvm", error))?;
     if kvm.get_api_version() != KVM_API_VERSION as i32 {
         return Err(VmError::NoKvm("its API version is not 12".into()));
     }
-    for cap in [
-        Cap::Irqchip,
-        Cap::Irqfd,
-        Cap::IrqRouting,
-        Cap::ReadonlyMem,
-        Cap::UserMemory,
-        Cap::GetTscKhz,
-    ] {
+    for cap in [Cap::Irqchip, Cap::GetTscKhz] {
         if !kvm.check_extension(cap) {
             return Err(VmError::NoKvm(format!("it has no {cap:?}")));
         }
@@ -74,82 +60,8 @@ fn open() -> Result<(Kvm, SlottedVm), VmError> {
     let vm = kvm
         .create_vm()
         .map_err(|error| refused("creating a VM", error))?;
-    keep_other_slots(&kvm, &vm).map_err(|error| refused("disabling a quirk", error))?;
-    Ok((kvm, SlottedVm::new(vm)))
-}
-
-/// Disables a quirk, so that the removal of a slot drops the translations of that slot, not those
-/// of the whole VM. With the quirk a guest with 64 MiB in use was 370 times slower when a slot was
-/// removed and added every 2 ms. A kernel that does not know the quirk has nothing to disable.
-fn keep_other_slots(kvm: &Kvm, vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
-    let known = kvm.check_extension_raw(KVM_CAP_DISABLE_QUIRKS2.into());
-    if known & KVM_X86_QUIRK_SLOT_ZAP_ALL.cast_signed() == 0 {
-        return Ok(());
-    }
-    let mut quirks = kvm_enable_cap {
-        cap: KVM_CAP_DISABLE_QUIRKS2,
-        ..Default::default()
-    };
-    quirks.args[0] = KVM_X86_QUIRK_SLOT_ZAP_ALL.into();
-    vm.enable_cap(&quirks)
-}
-
-/// Interrupt messages as routes of irqfds. An eventfd without a route keeps its count, and KVM
-/// reads it when it is routed again.
-#[derive(Debug)]
-struct IrqRouter {
-    vm: Arc<SlottedVm>,
-    interrupts: Arc<[EventFd]>,
-    routes: [Option<MsiMessage>; VECTORS as usize],
-}
-
-impl IrqRouter {
-    fn set_routes(&self) -> bool {
-        let entries: Vec<_> = (GSI_BASE..)
-            .zip(self.routes)
-            .filter_map(|(gsi, route)| route.map(|message| (gsi, message)))
-            .map(|(gsi, message)| kvm_irq_routing_entry {
-                gsi,
-                type_: KVM_IRQ_ROUTING_MSI,
-                u: kvm_irq_routing_entry__bindgen_ty_1 {
-                    msi: kvm_irq_routing_msi {
-                        address_lo: message.address as u32,
-                        address_hi: (message.address >> 32) as u32,
-                        data: message.data,
-                        ..Default::default()
-                    },
-                },
-                ..Default::default()
-            })
-            .collect();
-        KvmIrqRouting::from_entries(&entries)
-            .is_ok_and(|routing| self.vm.vm().set_gsi_routing(&routing).is_ok())
-    }
-}
-
-impl Router for IrqRouter {
-    fn route(&mut self, vector: u16, message: Option<MsiMessage>) {
-        let at = usize::from(vector);
-        let gsi = GSI_BASE + u32::from(vector);
-        let before = std::mem::replace(&mut self.routes[at], message);
-        // KVM refuses messages that no hardware would deliver. Such a vector stays silent, as on
-        // hardware.
-        if message.is_some() && !self.set_routes() {
-            self.routes[at] = None;
-        }
-        let vm = self.vm.vm();
-        match (before, self.routes[at]) {
-            (None, Some(_)) if vm.register_irqfd(&self.interrupts[at], gsi).is_err() => {
-                self.routes[at] = None;
-            }
-            (Some(_), None) => {
-                // It was registered, so this cannot fail; if it did, the vector would continue as
-                // before.
-                let _ = vm.unregister_irqfd(&self.interrupts[at], gsi);
-            }
-            _ => {}
-        }
-    }
+    let vm = KvmVm::new(&kvm, Arc::new(vm)).map_err(|error| VmError::NoKvm(error.to_string()))?;
+    Ok((kvm, vm))
 }
 
 type Machine = Core<DoorbellMap, IrqRouter>;
@@ -165,62 +77,9 @@ pub(super) fn spawn(config: VmConfig) -> Result<VmHandle, VmError> {
     let interrupts = interrupts()?;
     let mut welcome = Welcome::request(ram.request(&config)?, &interrupts)?;
     welcome.trap_every_write = config.trap_every_write;
-    let identity = welcome.identity;
-
-    let aperture_bytes = bar_bytes(BAR_APERTURE, identity.aperture_bytes());
+    let aperture_bytes = bar_bytes(BAR_APERTURE, welcome.identity.aperture_bytes());
     let aperture_gpa = aperture_bytes.max(4 << 30);
-    let slot = |what, mapping, slot, gpa, bytes: u64, readonly| {
-        let piece = Piece {
-            slot,
-            gpa,
-            offset: 0,
-            bytes: bytes as usize,
-            readonly,
-        };
-        vm.map(mapping, piece)
-            .map_err(|source| VmError::Memory { what, source })
-    };
-    let ram_mapping = ram.mapping()?;
-    let status_gpa = REGS_GPA + regs::status::PAGE;
-    slot(
-        "guest memory slot",
-        &ram_mapping,
-        RAM_SLOT,
-        0,
-        ram.bytes(),
-        false,
-    )?;
-    slot(
-        "status slot",
-        &welcome.status,
-        STATUS_SLOT,
-        status_gpa,
-        PAGE_BYTES,
-        true,
-    )?;
-    let bytes = welcome.aperture.size() as u64;
-    slot(
-        "aperture slot",
-        &welcome.aperture,
-        APERTURE_SLOT,
-        aperture_gpa,
-        bytes,
-        false,
-    )?;
-    let map = if config.trap_every_write {
-        DoorbellMap::Slots(SlotMap::new(&vm, &welcome.pages)?)
-    } else {
-        let map = WindowMap::new(&welcome.pages, &welcome.parking)?;
-        slot(
-            "doorbell slot",
-            map.window.region(),
-            DOORBELL_SLOT,
-            DOORBELLS_GPA,
-            u64::from(identity.channels) * PAGE_BYTES,
-            false,
-        )?;
-        DoorbellMap::Window(map)
-    };
+    vm.map_memory(RAM_SLOT, 0, &ram.file()?, ram.bytes())?;
     ram.start_tables(aperture_gpa, aperture_bytes)?;
 
     vm.vm()
@@ -238,24 +97,15 @@ pub(super) fn spawn(config: VmConfig) -> Result<VmHandle, VmError> {
     let tsc_khz = vcpu.get_tsc_khz().map_err(kvm("reading the TSC's rate"))?;
     ram.boot(&config, tsc_khz.into())?;
 
-    let router = IrqRouter {
-        vm: Arc::clone(&vm),
-        interrupts: Arc::clone(&interrupts),
-        routes: [None; VECTORS as usize],
+    let place = Place {
+        aperture_gpa,
+        ..PLACE
     };
-    let (attached, frames) = welcome.attach(map, router);
-    let mut gpu = attached.gpu();
-    gpu.config().place(BAR_REGS, REGS_GPA);
-    gpu.config().place(BAR_DOORBELLS, DOORBELLS_GPA);
-    gpu.config().place(BAR_APERTURE, aperture_gpa);
-    gpu.config().enable_memory();
-    drop(gpu);
+    let (attached, frames) = vm.attach(welcome, place)?;
+    attached.gpu().config().enable_memory();
     let core = Arc::new(Core::new(ram, attached, interrupts));
     register_signal_handler(SIGRTMIN(), on_kick).map_err(|error| VmError::Thread(error.into()))?;
     start(&config.name, core, frames, true, move |core| {
-        // The mappings of the guest's memory live as long as `vm`, which lives as long as its vCPU
-        // runs.
-        let _vm = vm;
         run(core, vcpu)
     })
 }
@@ -344,34 +194,15 @@ fn run(core: &Machine, mut vcpu: VcpuFd) -> VmEnd {
     }
 }
 
-/// The BAR and the offset in it of a guest-physical address.
-enum Place {
-    Regs(u64),
-    Doorbells(u64),
-    Nowhere,
-}
-
-fn place(gpa: u64) -> Place {
-    let within = |base: u64, bar: usize| {
-        gpa.checked_sub(base)
-            .filter(|offset| *offset < bar_bytes(bar, 0))
-    };
-    if let Some(offset) = within(REGS_GPA, BAR_REGS) {
-        Place::Regs(offset)
-    } else if let Some(offset) = within(DOORBELLS_GPA, BAR_DOORBELLS) {
-        Place::Doorbells(offset)
-    } else {
-        Place::Nowhere
-    }
-}
-
 /// Handles a fault: the guest cannot continue before the page at `gpa` can be written. Without
 /// `gpa` (KVM did not report it), any protected page may be the one. Returns whether a gate was
 /// served.
 fn fault(core: &Machine, gpa: Option<u64>) -> bool {
-    let served = match gpa.map(place) {
-        Some(Place::Doorbells(offset)) => core.attached.gates.fault((offset / PAGE_BYTES) as u32),
-        Some(Place::Regs(_) | Place::Nowhere) => false,
+    let served = match gpa.map(|gpa| PLACE.bar(gpa)) {
+        Some(Some((BAR_DOORBELLS, offset))) => {
+            core.attached.gates.fault((offset / PAGE_BYTES) as u32)
+        }
+        Some(_) => false,
         None => core.attached.gates.fault_somewhere(),
     };
     if served {
@@ -381,28 +212,28 @@ fn fault(core: &Machine, gpa: Option<u64>) -> bool {
 }
 
 fn write(core: &Machine, gpa: u64, data: &[u8]) {
-    match place(gpa) {
-        Place::Regs(offset) => core.gpu().regs_write(offset, data),
-        Place::Doorbells(offset) => {
+    match PLACE.bar(gpa) {
+        Some((BAR_REGS, offset)) => core.gpu().regs_write(offset, data),
+        Some((_, offset)) => {
             count(&core.counters.doorbell_exits);
             match doorbell(offset, data) {
                 Some((channel, value)) => core.attached.gates.trap(channel, value),
                 None => count(&core.counters.ignored),
             }
         }
-        Place::Nowhere => count(&core.counters.ignored),
+        None => count(&core.counters.ignored),
     }
 }
 
 fn read(core: &Machine, gpa: u64, data: &mut [u8]) {
-    match place(gpa) {
-        Place::Regs(offset) => core.gpu().regs_read(offset, data),
+    match PLACE.bar(gpa) {
+        Some((BAR_REGS, offset)) => core.gpu().regs_read(offset, data),
         // Beyond the VM's channels; pages of channels are read without an exit.
-        Place::Doorbells(_) => {
+        Some(_) => {
             count(&core.counters.doorbell_exits);
             data.fill(0);
         }
-        Place::Nowhere => {
+        None => {
             count(&core.counters.ignored);
             data.fill(0xff);
         }

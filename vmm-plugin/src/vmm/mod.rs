@@ -9,7 +9,6 @@
 
 mod boot;
 mod core;
-mod doorbells;
 mod kvm;
 pub mod native;
 
@@ -18,6 +17,7 @@ pub use self::kvm::kvm_available;
 
 use crate::attach::AttachError;
 use crate::gate::PageMapError;
+use crate::kvm::KvmError;
 use crate::wire::Metadata;
 use std::io;
 use std::path::PathBuf;
@@ -112,6 +112,9 @@ pub enum VmError {
         #[source]
         source: kvm_ioctls::Error,
     },
+    /// The VM has no memory, or no device.
+    #[error(transparent)]
+    Device(#[from] KvmError),
     /// A gate could not be moved.
     #[error("Moving a gate")]
     Gate(#[from] PageMapError),

@@ -1,5 +1,6 @@
 //! A daemon for tests: it welcomes one VM, opens channels, runs NOPs and fences, and moves gates at
 //! the test's request.
+#![allow(dead_code, reason = "each test uses what it needs")]
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use std::fs::File;
