@@ -141,6 +141,13 @@ impl<H: Host> VirtualGpu<H> {
         }
     }
 
+    /// The `N` bytes of a register, as a guest that is a thread reads it.
+    pub fn reg<const N: usize>(&mut self, offset: u64) -> [u8; N] {
+        let mut data = [0; N];
+        self.regs_read(offset, &mut data);
+        data
+    }
+
     /// A trapped write to the register BAR. Ignored where the contract defines nothing to write.
     pub fn regs_write(&mut self, offset: u64, data: &[u8]) {
         if !well_formed(offset, data.len()) {

@@ -109,9 +109,7 @@ impl NativePlatform<'_> {
 
     fn reg<const N: usize>(&self, offset: u64) -> [u8; N] {
         count(&self.core.counters.exits);
-        let mut data = [0; N];
-        self.core.gpu().regs_read(offset, &mut data);
-        data
+        self.core.gpu().reg(offset)
     }
 }
 
