@@ -13,7 +13,7 @@ use turnstile_abi::regs::features;
 use turnstile_abi::{CHUNK_BYTES, pci};
 use turnstile_accounting::{AccountId, TenantId};
 use turnstile_policies::{Membership, Weight};
-use turnstile_vmm::wire::{FrameWriter, PROTOCOL, ToDaemon, ToVmm};
+use turnstile_vmm::wire::{FrameWriter, Protocols, ToDaemon, ToVmm};
 
 use super::error::HostError;
 use super::host::described::checked;
@@ -59,9 +59,8 @@ impl Host {
         name: &str,
         weight: Option<u32>,
     ) -> Result<Option<Weight>, HostError> {
-        if protocol != PROTOCOL {
-            return Err(HostError::Protocol { theirs: protocol });
-        }
+        // A peer that offered no range speaks the version of its greeting alone.
+        Protocols::SPOKEN.choose(Protocols::only(protocol))?;
         if !is_tenant_name(name) {
             let name = name.chars().take(NAME_BYTES_MAX).collect();
             return Err(HostError::BadName { name });

@@ -381,6 +381,7 @@ impl Control {
                 since: now,
                 reader: FrameReader::new(),
                 owner: None,
+                protocol: None,
                 role: None,
             };
             // Where the process cannot be seen, the tenant ends with its socket.

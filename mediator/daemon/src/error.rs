@@ -3,7 +3,7 @@
 use std::io;
 
 use turnstile_abi::{CHUNK_BYTES, pci};
-use turnstile_vmm::wire::{PROTOCOL, WireError};
+use turnstile_vmm::wire::{NoCommonProtocol, WireError};
 
 use crate::names::NAME_RULE;
 use crate::tenant::guest_memory::GuestMemoryError;
@@ -46,13 +46,8 @@ pub enum HostError {
         name: String,
     },
     /// The VMM or launcher speaks another protocol.
-    #[error(
-        "The peer speaks protocol {theirs}, this daemon {PROTOCOL}: update the older of the two"
-    )]
-    Protocol {
-        /// The VMM's.
-        theirs: u32,
-    },
+    #[error(transparent)]
+    Protocol(#[from] NoCommonProtocol),
     /// Not a usable name.
     #[error("{name:?} is no name for a tenant; a name has {NAME_RULE}")]
     BadName {

@@ -16,7 +16,7 @@ use turnstile_abi::regs::features;
 use turnstile_abi::{CHUNK_BYTES, ErrorCode, MAILBOX_RESULTS, PAGE_BYTES, Request};
 use turnstile_vfio::{Bus, Region};
 use turnstile_vmm::gate::{GateState, PageWords, SharedPages};
-use turnstile_vmm::wire::{FrameReader, Read, ToDaemon, ToVmm, send};
+use turnstile_vmm::wire::{FrameReader, PROTOCOL, Read, ToDaemon, ToVmm, send};
 
 /// Channels of the VM.
 const CHANNELS: u32 = 8;
@@ -116,10 +116,13 @@ fn serve(
 ) -> anyhow::Result<()> {
     let (stream, _) = listener.accept()?;
     let mut reader = FrameReader::new();
-    let Read::Frame(hello) = reader.read::<ToDaemon>(&stream)? else {
+    let Read::Frame(_offer) = reader.read::<ToDaemon>(&stream)? else {
+        bail!("no offer");
+    };
+    send(&stream, &ToVmm::Chosen { protocol: PROTOCOL }, Vec::new())?;
+    let Read::Frame(_hello) = reader.read::<ToDaemon>(&stream)? else {
         bail!("no hello");
     };
-    drop(hello);
     let welcome = ToVmm::Welcome {
         tenant: 1,
         channels: CHANNELS,

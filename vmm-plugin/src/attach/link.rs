@@ -4,12 +4,14 @@ use super::AttachError;
 use crate::device::{Host, Identity, MediatorGone, MsiMessage};
 use crate::gate::SharedPages;
 use crate::sys::fd::{cannot_shrink, duplicate, to_eventfd};
-use crate::wire::{self, FrameReader, PROTOCOL, Read, Region, ToDaemon, ToVmm, WireError};
+use crate::wire::{
+    self, Agreed, Frame, FrameReader, Protocols, Read, Region, ToDaemon, ToVmm, WireError,
+};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use turnstile_abi::{CHANNELS_MAX, GPU_MEMORY_BYTES_MAX, MAILBOX_ARGS, PAGE_BYTES, pci};
@@ -151,39 +153,28 @@ impl Welcome {
     /// # Errors
     /// If no daemon answers, or it does not take the VM.
     pub fn request(request: Request, interrupts: &Arc<[EventFd]>) -> Result<Self, AttachError> {
-        let connected = |source| AttachError::Connect {
-            path: request.daemon.clone(),
-            source,
-        };
-        let stream = UnixStream::connect(&request.daemon).map_err(connected)?;
-        let reading = stream.try_clone().map_err(connected)?;
-        stream
-            .set_read_timeout(Some(WELCOME_TIMEOUT))
-            .and_then(|()| stream.set_write_timeout(Some(SEND_TIMEOUT)))
-            .map_err(connected)?;
+        let (mut connection, protocol) = agree(&request.daemon)?;
         let mut fds: Vec<OwnedFd> = request.memory.into_iter().collect();
         for eventfd in interrupts.iter() {
             fds.push(duplicate(eventfd).map_err(AttachError::Descriptor)?);
         }
         let hello = ToDaemon::Hello {
-            protocol: PROTOCOL,
+            protocol,
             name: request.name,
             weight: request.weight,
             gpu_memory_bytes: request.gpu_memory_bytes,
             regions: request.regions,
             metadata: request.metadata,
         };
-        wire::send(&stream, &hello, fds)?;
-        let mut reader = FrameReader::new();
-        let frame = match reader.read(&reading)? {
-            Read::Frame(frame) => frame,
-            Read::End => return Err(AttachError::Closed),
-            Read::WouldBlock => return Err(AttachError::Protocol("it did not answer within 10 s")),
-        };
+        wire::send(&connection.stream, &hello, fds)?;
+        let frame = answer(&mut connection)?;
         if let ToVmm::Refused { text } = frame.message {
             return Err(AttachError::Refused(text));
         }
         let (message, [pages, status, aperture, kick]) = frame.with_fds()?;
+        let Receiver { stream, reader } = connection;
+        let connected = connected(&request.daemon);
+        let reading = stream.try_clone().map_err(&connected)?;
         let ToVmm::Welcome {
             tenant: _,
             channels,
@@ -205,7 +196,7 @@ impl Welcome {
                 "GPU memory is 4 KiB to 1 TiB, a multiple of 4096",
             ));
         }
-        reading.set_read_timeout(None).map_err(connected)?;
+        reading.set_read_timeout(None).map_err(&connected)?;
         if gpu_memory_bytes > APERTURE_BYTES_MAX {
             features &= !turnstile_abi::regs::features::APERTURE;
         }
@@ -236,6 +227,51 @@ impl Welcome {
                 reader,
             },
         })
+    }
+}
+
+fn connected(daemon: &Path) -> impl Fn(io::Error) -> AttachError {
+    |source| AttachError::Connect {
+        path: daemon.to_owned(),
+        source,
+    }
+}
+
+fn connect(daemon: &Path) -> Result<Receiver, AttachError> {
+    let connected = connected(daemon);
+    let stream = UnixStream::connect(daemon).map_err(&connected)?;
+    stream
+        .set_read_timeout(Some(WELCOME_TIMEOUT))
+        .and_then(|()| stream.set_write_timeout(Some(SEND_TIMEOUT)))
+        .map_err(&connected)?;
+    Ok(Receiver {
+        stream,
+        reader: FrameReader::new(),
+    })
+}
+
+/// Waits for the daemon's answer.
+fn answer(connection: &mut Receiver) -> Result<Frame<ToVmm>, AttachError> {
+    match connection.reader.read(&connection.stream)? {
+        Read::Frame(frame) => Ok(frame),
+        Read::End => Err(AttachError::Closed),
+        Read::WouldBlock => Err(AttachError::Protocol("it did not answer within 10 s")),
+    }
+}
+
+/// Connects, and agrees with the daemon on a version of the protocol.
+fn agree(daemon: &Path) -> Result<(Receiver, u32), AttachError> {
+    let mut connection = connect(daemon)?;
+    let offer = ToDaemon::Offer(Protocols::SPOKEN);
+    wire::send(&connection.stream, &offer, Vec::new())?;
+    let Frame { message, .. } = answer(&mut connection)?;
+    match (Protocols::SPOKEN.agreed(&message), message) {
+        (Some(Agreed::Here(protocol)), _) => Ok((connection, protocol)),
+        (Some(Agreed::Anew(protocol)), _) => Ok((connect(daemon)?, protocol)),
+        (None, ToVmm::Refused { text }) => Err(AttachError::Refused(text)),
+        (None, _) => Err(AttachError::Protocol(
+            "it chose no version that was offered",
+        )),
     }
 }
 

@@ -14,6 +14,10 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
+/// Text of [`WireError::Format`]. A daemon refuses a frame that it does not know with it, so that a
+/// peer knows a daemon without offers by it.
+pub(super) const FORMAT: &str = "Frame is not a message of the protocol";
+
 /// Bytes of the length before each frame.
 const LENGTH_BYTES: usize = 4;
 /// Frames that may wait to be sent before [`FrameWriter::push`] refuses more.
@@ -40,7 +44,7 @@ pub enum WireError {
         expected: usize,
     },
     /// A frame is no message of the protocol.
-    #[error("Frame is not a message of the protocol")]
+    #[error("{FORMAT}")]
     Format(#[source] serde_json::Error),
     /// The stream ended within a frame.
     #[error("Connection ended within a frame")]

@@ -255,3 +255,22 @@ fn greetings_without_metadata_are_understood_and_sent_as_before() {
     };
     assert!(encode(&longest).is_ok());
 }
+
+/// Their form is the same in all versions: a change of it is no new version, but a mistake.
+#[test]
+fn offer_and_its_answer_keep_their_form() {
+    let range = crate::wire::Protocols {
+        newest: 9,
+        oldest: 7,
+    };
+    let offer = serde_json::to_string(&ToDaemon::Offer(range)).unwrap();
+    assert_eq!(offer, r#"{"type":"offer","newest":9,"oldest":7}"#);
+    assert_eq!(
+        serde_json::from_str::<ToDaemon>(&offer).unwrap(),
+        ToDaemon::Offer(range)
+    );
+    let chosen = ToVmm::Chosen { protocol: 8 };
+    let text = serde_json::to_string(&chosen).unwrap();
+    assert_eq!(text, r#"{"type":"chosen","protocol":8}"#);
+    assert_eq!(serde_json::from_str::<ToVmm>(&text).unwrap(), chosen);
+}

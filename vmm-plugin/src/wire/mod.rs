@@ -2,12 +2,13 @@
 //! stream socket.
 //!
 //! A frame is a little-endian u32 length and that many bytes of JSON. File descriptors arrive with
-//! the frame's first bytes (SCM_RIGHTS). The VMM sends [`ToDaemon::Hello`] first; the daemon
-//! answers [`ToVmm::Welcome`], or [`ToVmm::Refused`] and closes. The end of the connection ends the
-//! tenant, whatever other process has a copy of the socket. So does the end of the process that
-//! connected, or of the one that [`ToDaemon::Owner`] names.
+//! the frame's first bytes (SCM_RIGHTS). The VMM sends [`ToDaemon::Offer`] first, and reads the
+//! version of the protocol from [`ToVmm::Chosen`]. Then it sends [`ToDaemon::Hello`]; the daemon
+//! answers [`ToVmm::Welcome`]. A daemon that refuses either sends [`ToVmm::Refused`] and closes.
+//! The end of the connection ends the tenant, whatever other process has a copy of the socket. So
+//! does the end of the process that connected, or of the one that [`ToDaemon::Owner`] names.
 //!
-//! The launcher of a program sends [`ToDaemon::Program`] instead; the answer is
+//! The launcher of a program sends [`ToDaemon::Program`] for Hello; the answer is
 //! [`ToVmm::Admitted`]. From then on it reports the program's processes, the objects that the
 //! driver makes for them, and their end. When the connection is lost, the program continues without
 //! a tenant. The launcher then connects again and repeats its reports.
@@ -17,17 +18,17 @@
 
 mod frame;
 mod metadata;
+mod protocols;
 
 pub use crate::sys::scm::{peer_pid, peer_uid};
 pub use frame::{Frame, FrameReader, FrameWriter, Read, WireError, encode, send};
 
 pub use metadata::Metadata;
+pub use protocols::{Agreed, NoCommonProtocol, PROTOCOL, Protocols};
 
 use crate::gate::GateState;
 use serde::{Deserialize, Serialize};
 
-/// Version of this protocol; both sides refuse another.
-pub const PROTOCOL: u32 = 2;
 /// Longest frame, without its length: all labels at their limits fit, each character escaped.
 pub const FRAME_BYTES_MAX: usize = 32 << 10;
 /// Most descriptors with one frame: guest memory and one eventfd per interrupt vector.
@@ -104,15 +105,19 @@ const fn is_not(flag: &bool) -> bool {
 /// From a VMM or a launcher.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[non_exhaustive]
 pub enum ToDaemon {
+    /// First frame: the versions that the peer speaks. Its form is the same in all versions. A peer
+    /// that sends a greeting at once speaks the greeting's version alone.
+    Offer(Protocols),
     /// The tenant ends with this process, a pidfd, and no longer with the one that connected. For a
     /// process that connects and passes the socket on.
     Owner {},
-    /// First frame. Descriptors: the guest memory's memfd, sealed against shrinking; then one
+    /// Greeting of a VM. Descriptors: the guest memory's memfd, sealed against shrinking; then one
     /// eventfd per vector, which the daemon signals to raise the interrupt. Without regions there
     /// is no memfd: the memory follows in [`Self::MapMemory`], if the GPU supports that.
     Hello {
-        /// [`PROTOCOL`].
+        /// The version that the daemon chose, or without an offer one that it speaks.
         protocol: u32,
         /// Name of the VM, unique on the host: 1 to 253 of `[A-Za-z0-9._+-]`.
         name: String,
@@ -164,10 +169,10 @@ pub enum ToDaemon {
         /// Bytes.
         bytes: u64,
     },
-    /// First frame of a launcher: the tenant consists of the descendants of the process that
+    /// Greeting of a launcher: the tenant consists of the descendants of the process that
     /// connected.
     Program {
-        /// [`PROTOCOL`].
+        /// As in Hello.
         protocol: u32,
         /// Name of the tenant, as in Hello.
         name: String,
@@ -213,10 +218,33 @@ pub enum ToDaemon {
     },
 }
 
+impl ToDaemon {
+    /// The version that a greeting names; none for another message.
+    pub const fn protocol(&self) -> Option<u32> {
+        match self {
+            Self::Hello { protocol, .. } | Self::Program { protocol, .. } => Some(*protocol),
+            _ => None,
+        }
+    }
+
+    /// A greeting in another version; other messages stay.
+    pub const fn set_protocol(&mut self, version: u32) {
+        if let Self::Hello { protocol, .. } | Self::Program { protocol, .. } = self {
+            *protocol = version;
+        }
+    }
+}
+
 /// From the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[non_exhaustive]
 pub enum ToVmm {
+    /// Answer to [`ToDaemon::Offer`]. Its form is the same in all versions.
+    Chosen {
+        /// The newest version that both speak.
+        protocol: u32,
+    },
     /// Answer to Hello. Descriptors, in order:
     ///
     /// 1. memfd of the doorbell pages (one page per channel), or the device that VFIO has opened if

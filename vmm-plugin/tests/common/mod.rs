@@ -20,7 +20,7 @@ use turnstile_abi::{
 use turnstile_images::{GUEST_ELF, Report, Workload};
 use turnstile_vmm::gate::{GateState, PageWords, SharedPages};
 use turnstile_vmm::vmm::{VmConfig, VmError, VmHandle, VmReport, kvm_available, native, spawn};
-use turnstile_vmm::wire::{FrameReader, Read, ToDaemon, ToVmm, send};
+use turnstile_vmm::wire::{FrameReader, PROTOCOL, Protocols, Read, ToDaemon, ToVmm, send};
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::tempdir::TempDir;
 
@@ -176,9 +176,15 @@ fn serve(
 ) {
     let (stream, _) = listener.accept().unwrap();
     let mut reader = FrameReader::new();
-    let Ok(Read::Frame(hello)) = reader.read::<ToDaemon>(&stream) else {
-        panic!("no hello");
+    let mut next = || match reader.read::<ToDaemon>(&stream) {
+        Ok(Read::Frame(frame)) => frame,
+        other => panic!("{other:?}"),
     };
+    assert_eq!(next().message, ToDaemon::Offer(Protocols::SPOKEN));
+    let chosen = ToVmm::Chosen { protocol: PROTOCOL };
+    send(&stream, &chosen, Vec::new()).unwrap();
+    let hello = next();
+    assert_eq!(hello.message.protocol(), Some(PROTOCOL));
     let ToDaemon::Hello { regions, .. } = &hello.message else {
         panic!("{:?}", hello.message);
     };

@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
-use turnstile_vmm::wire::{FrameReader, FrameWriter, Read, ToDaemon, ToVmm, WireError};
+use turnstile_vmm::wire::{
+    Agreed, FrameReader, FrameWriter, Protocols, Read, ToDaemon, ToVmm, WireError,
+};
 
 use super::LaunchError;
 use super::arrival::{Arrival, SocketEvent};
@@ -37,6 +39,8 @@ struct Connection {
 enum State {
     /// Not connected; tried again at this time, or when an event arrives.
     Down(Instant, Option<Arrival>),
+    /// Offered versions of the protocol, without an answer; given up at this time.
+    Offered(Connection, Instant),
     /// Greeted, without an answer; given up at this time.
     Greeted(Connection, Instant),
     Up(Connection),
@@ -55,6 +59,8 @@ pub(super) enum Turn {
 pub(super) struct Link {
     socket: PathBuf,
     greeting: ToDaemon,
+    /// The daemon knows no offer: it is greeted at once at the next try, and at that one alone.
+    without_offer: bool,
     state: State,
     backoff: Duration,
     /// The last refusal that was printed; the same one is not printed again.
@@ -66,29 +72,40 @@ impl Link {
     ///
     /// # Errors
     /// If there is no daemon, or it refuses.
-    pub(super) fn open(socket: PathBuf, greeting: ToDaemon) -> Result<Self, LaunchError> {
+    pub(super) fn open(socket: PathBuf, mut greeting: ToDaemon) -> Result<Self, LaunchError> {
         let failed = |source| LaunchError::NoDaemon {
             path: socket.clone(),
             source,
         };
-        let stream = UnixStream::connect(&socket).map_err(failed)?;
-        stream
-            .set_read_timeout(Some(ANSWER))
-            .and_then(|()| stream.set_write_timeout(Some(ANSWER)))
-            .map_err(failed)?;
-        let mut connection = Connection::greet(stream, &greeting)?;
-        match connection.reader.read(&connection.stream)? {
-            Read::Frame(frame) => match frame.message {
-                ToVmm::Admitted { .. } => {}
-                ToVmm::Refused { text } => return Err(LaunchError::Refused(text)),
-                _ => return Err(LaunchError::Silent),
-            },
-            Read::End | Read::WouldBlock => return Err(LaunchError::Silent),
+        let connect = || {
+            let stream = UnixStream::connect(&socket).map_err(failed)?;
+            stream
+                .set_read_timeout(Some(ANSWER))
+                .and_then(|()| stream.set_write_timeout(Some(ANSWER)))
+                .map_err(failed)?;
+            Ok::<_, LaunchError>(Connection::new(stream))
+        };
+        let mut connection = connect()?;
+        connection.send(&ToDaemon::Offer(Protocols::SPOKEN))?;
+        let answer = connection.answer()?;
+        match Protocols::SPOKEN.agreed(&answer) {
+            Some(Agreed::Here(protocol)) => greeting.set_protocol(protocol),
+            Some(Agreed::Anew(protocol)) => {
+                greeting.set_protocol(protocol);
+                connection = connect()?;
+            }
+            None => return Err(refusal(answer)),
+        }
+        connection.send(&greeting)?;
+        match connection.answer()? {
+            ToVmm::Admitted { .. } => {}
+            other => return Err(refusal(other)),
         }
         connection.stream.set_nonblocking(true).map_err(failed)?;
         Ok(Self {
             socket,
             greeting,
+            without_offer: false,
             state: State::Up(connection),
             backoff: BACKOFF.0,
             reported_refusal: None,
@@ -99,7 +116,9 @@ impl Link {
     pub(super) fn interest(&self) -> Option<(BorrowedFd<'_>, PollFlags)> {
         match &self.state {
             State::Down(_, arrival) => Some((arrival.as_ref()?.as_fd(), PollFlags::IN)),
-            State::Greeted(connection, _) | State::Up(connection) => {
+            State::Offered(connection, _)
+            | State::Greeted(connection, _)
+            | State::Up(connection) => {
                 let mut flags = PollFlags::IN;
                 if !connection.writer.is_empty() {
                     flags |= PollFlags::OUT;
@@ -112,7 +131,9 @@ impl Link {
     /// When to take a turn at the latest.
     pub(super) fn until(&self) -> Option<Instant> {
         match self.state {
-            State::Down(until, _) | State::Greeted(_, until) => Some(until),
+            State::Down(until, _) | State::Offered(_, until) | State::Greeted(_, until) => {
+                Some(until)
+            }
             State::Up(_) => None,
         }
     }
@@ -140,20 +161,17 @@ impl Link {
         self.poll_arrival(now);
         match &mut self.state {
             State::Down(until, _) if now >= *until => {
-                match open(&self.socket).and_then(|stream| {
-                    Connection::greet(stream, &self.greeting).map_err(io::Error::other)
-                }) {
-                    Ok(connection) => self.state = State::Greeted(connection, now + ANSWER),
-                    Err(_) => self.wait(now),
-                }
+                self.connect(now);
                 Turn::Nothing
             }
             State::Down(..) => Turn::Nothing,
-            State::Greeted(_, until) if now >= *until => {
+            State::Offered(_, until) | State::Greeted(_, until) if now >= *until => {
                 self.lost("it does not answer");
                 Turn::Nothing
             }
-            State::Greeted(connection, _) | State::Up(connection) => {
+            State::Offered(connection, _)
+            | State::Greeted(connection, _)
+            | State::Up(connection) => {
                 let received = connection
                     .flush()
                     .and_then(|()| connection.reader.read::<ToVmm>(&connection.stream));
@@ -173,9 +191,55 @@ impl Link {
         }
     }
 
+    /// Connects, and sends what is to be sent first.
+    fn connect(&mut self, now: Instant) {
+        let until = now + ANSWER;
+        let without_offer = std::mem::take(&mut self.without_offer);
+        let offer = ToDaemon::Offer(Protocols::SPOKEN);
+        let first = if without_offer {
+            &self.greeting
+        } else {
+            &offer
+        };
+        let connected = open(&self.socket).and_then(|stream| {
+            let mut connection = Connection::new(stream);
+            let sent = connection.send(first).map_err(io::Error::other);
+            sent.map(|()| connection)
+        });
+        match connected {
+            Ok(connection) if without_offer => self.state = State::Greeted(connection, until),
+            Ok(connection) => self.state = State::Offered(connection, until),
+            Err(_) => self.wait(now),
+        }
+    }
+
+    /// Greets the daemon in the version that it chose. One that knows no offer has closed the
+    /// connection: it is greeted at the next try, which is due.
+    fn agreed(&mut self, agreed: Agreed, mut connection: Connection, until: Instant) {
+        match agreed {
+            Agreed::Here(protocol) => {
+                self.greeting.set_protocol(protocol);
+                match connection.send(&self.greeting) {
+                    Ok(()) => self.state = State::Greeted(connection, until),
+                    Err(_) => self.wait(Instant::now()),
+                }
+            }
+            Agreed::Anew(protocol) => {
+                self.greeting.set_protocol(protocol);
+                self.without_offer = true;
+            }
+        }
+    }
+
     fn receive(&mut self, message: ToVmm) -> Turn {
         let waiting = || State::Down(Instant::now(), None);
+        let agreed = Protocols::SPOKEN.agreed(&message);
         match (message, std::mem::replace(&mut self.state, waiting())) {
+            (_, State::Offered(connection, until)) if agreed.is_some() => {
+                if let Some(agreed) = agreed {
+                    self.agreed(agreed, connection, until);
+                }
+            }
             (ToVmm::Admitted { .. }, State::Greeted(connection, _)) => {
                 self.state = State::Up(connection);
                 self.backoff = BACKOFF.0;
@@ -183,7 +247,7 @@ impl Link {
                 log::warn!("A daemon is back: the program is its tenant again");
                 return Turn::Admitted;
             }
-            (ToVmm::Refused { text }, State::Greeted(..)) => {
+            (ToVmm::Refused { text }, State::Offered(..) | State::Greeted(..)) => {
                 if self.reported_refusal.as_ref() != Some(&text) {
                     log::warn!("The daemon does not take the program back: {text}");
                     self.reported_refusal = Some(text);
@@ -230,7 +294,7 @@ impl Link {
     fn wait(&mut self, now: Instant) {
         let arrival = match std::mem::replace(&mut self.state, State::Down(now, None)) {
             State::Down(_, arrival) => arrival,
-            State::Greeted(..) | State::Up(_) => None,
+            State::Offered(..) | State::Greeted(..) | State::Up(_) => None,
         };
         let arrival = arrival.or_else(|| Arrival::of(&self.socket).ok());
         self.state = State::Down(now + self.backoff, arrival);
@@ -244,19 +308,37 @@ fn spread(pid: u32) -> Duration {
 }
 
 impl Connection {
-    fn greet(stream: UnixStream, greeting: &ToDaemon) -> Result<Self, WireError> {
-        let mut connection = Self {
+    fn new(stream: UnixStream) -> Self {
+        Self {
             stream,
             reader: FrameReader::new(),
             writer: FrameWriter::new(),
-        };
-        connection.writer.push(greeting, Vec::new())?;
-        connection.flush()?;
-        Ok(connection)
+        }
+    }
+
+    fn send(&mut self, message: &ToDaemon) -> Result<(), WireError> {
+        self.writer.push(message, Vec::new())?;
+        self.flush()
+    }
+
+    /// Waits for the daemon's answer.
+    fn answer(&mut self) -> Result<ToVmm, LaunchError> {
+        match self.reader.read(&self.stream)? {
+            Read::Frame(frame) => Ok(frame.message),
+            Read::End | Read::WouldBlock => Err(LaunchError::Silent),
+        }
     }
 
     fn flush(&mut self) -> Result<(), WireError> {
         self.writer.flush(&self.stream).map(|_| ())
+    }
+}
+
+/// Why a daemon that answered so did not admit the program.
+fn refusal(answer: ToVmm) -> LaunchError {
+    match answer {
+        ToVmm::Refused { text } => LaunchError::Refused(text),
+        _ => LaunchError::Silent,
     }
 }
 
@@ -269,152 +351,5 @@ fn open(path: &Path) -> io::Result<UnixStream> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use rustix::event::{PollFd, Timespec, poll};
-    use std::os::unix::net::UnixListener;
-    use std::thread;
-    use turnstile_vmm::wire::{Metadata, PROTOCOL};
-
-    /// TIMEOUT: what takes milliseconds, on a machine that does much else.
-    const LIMIT: Duration = Duration::from_secs(20);
-    /// No retry happens by time alone.
-    const LATER: Duration = Duration::from_secs(3_600);
-
-    fn greeting() -> ToDaemon {
-        ToDaemon::Program {
-            protocol: PROTOCOL,
-            name: "train".into(),
-            weight: None,
-            memory_max_bytes: None,
-            movable: false,
-            memory_min_bytes: None,
-            memory_high_bytes: None,
-            metadata: Metadata::default(),
-        }
-    }
-
-    /// A daemon that takes one program in; its end of the connection.
-    fn admits(listener: &UnixListener) -> Connection {
-        let (stream, _) = listener.accept().unwrap();
-        let mut connection = Connection {
-            stream,
-            reader: FrameReader::new(),
-            writer: FrameWriter::new(),
-        };
-        let read = connection.reader.read::<ToDaemon>(&connection.stream);
-        assert!(matches!(read, Ok(Read::Frame(_))), "{read:?}");
-        let admitted = ToVmm::Admitted { tenant: 1 };
-        connection.writer.push(&admitted, Vec::new()).unwrap();
-        connection.flush().unwrap();
-        connection
-    }
-
-    /// A link to a daemon that has ended.
-    fn widowed(socket: &Path) -> Link {
-        let listener = UnixListener::bind(socket).unwrap();
-        let path = socket.to_owned();
-        let opening = thread::spawn(move || Link::open(path, greeting()).unwrap());
-        let daemon = admits(&listener);
-        let mut link = opening.join().unwrap();
-        assert!(link.is_up());
-        drop((daemon, listener));
-        std::fs::remove_file(socket).unwrap();
-        until("down", &mut link, |link| {
-            matches!(link.state, State::Down(..))
-        });
-        link
-    }
-
-    /// As the supervisor does, until something is so.
-    fn until(what: &str, link: &mut Link, mut so: impl FnMut(&Link) -> bool) {
-        let deadline = Instant::now() + LIMIT;
-        while !so(link) {
-            let now = Instant::now();
-            assert!(now < deadline, "not {what}: {link:?}");
-            let next = link.until().map_or(deadline, |until| until.min(deadline));
-            let left = next.saturating_duration_since(now);
-            let timeout = Timespec {
-                tv_sec: left.as_secs() as i64,
-                tv_nsec: left.subsec_nanos().into(),
-            };
-            let mut fds: Vec<PollFd<'_>> = link
-                .interest()
-                .map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags))
-                .into_iter()
-                .collect();
-            poll(&mut fds, Some(&timeout)).unwrap();
-            link.turn();
-        }
-    }
-
-    fn postpone(link: &mut Link) {
-        let State::Down(until, arrival) = &mut link.state else {
-            panic!("{link:?}");
-        };
-        assert!(arrival.is_some());
-        *until = Instant::now() + LATER;
-    }
-
-    #[test]
-    fn restarted_daemon_is_connected_before_the_backoff_expires() {
-        let folder = tempfile::tempdir().unwrap();
-        let socket = folder.path().join("d.sock");
-        let mut link = widowed(&socket);
-        postpone(&mut link);
-        let listener = UnixListener::bind(&socket).unwrap();
-        until("greeted", &mut link, |link| {
-            matches!(link.state, State::Greeted(..))
-        });
-        let _daemon = admits(&listener);
-        until("up", &mut link, Link::is_up);
-        assert_eq!(link.backoff, BACKOFF.0);
-    }
-
-    #[test]
-    fn socket_without_listener_is_retried_soon_then_with_growing_backoff() {
-        let folder = tempfile::tempdir().unwrap();
-        let socket = folder.path().join("d.sock");
-        let mut link = widowed(&socket);
-        postpone(&mut link);
-        // Made, and not listened on.
-        drop(UnixListener::bind(&socket).unwrap());
-        let mut waits = Vec::new();
-        until("tried again and again", &mut link, |link| {
-            if waits.last() != Some(&link.backoff) {
-                waits.push(link.backoff);
-            }
-            link.backoff == BACKOFF.1
-        });
-        assert!(waits.contains(&(QUICK * 2)), "{waits:?}");
-        assert!(waits.iter().all(|wait| *wait <= BACKOFF.1));
-    }
-
-    #[test]
-    fn without_a_folder_to_watch_the_connection_is_retried() {
-        let folder = tempfile::tempdir().unwrap();
-        let inner = folder.path().join("run");
-        std::fs::create_dir(&inner).unwrap();
-        let socket = inner.join("d.sock");
-        let mut link = widowed(&socket);
-        std::fs::remove_dir(&inner).unwrap();
-        until("deaf", &mut link, |link| {
-            matches!(link.state, State::Down(_, None))
-        });
-        std::fs::create_dir(&inner).unwrap();
-        let listener = UnixListener::bind(&socket).unwrap();
-        until("greeted", &mut link, |link| {
-            matches!(link.state, State::Greeted(..))
-        });
-        drop(listener);
-    }
-
-    #[test]
-    fn reconnect_delays_are_spread_across_processes() {
-        let mut spreads: Vec<Duration> = (7_000..7_000 + SPREAD_MS).map(spread).collect();
-        spreads.sort();
-        spreads.dedup();
-        assert_eq!(spreads.len(), SPREAD_MS as usize);
-        assert!(spreads.iter().all(|spread| *spread < BACKOFF.0));
-    }
-}
+#[path = "link_tests.rs"]
+mod tests;

@@ -10,7 +10,7 @@ use std::thread;
 
 use event_manager::{EventOps, Events};
 use turnstile_accounting::TenantId;
-use turnstile_vmm::wire::{Frame, Read, ToDaemon, WireError};
+use turnstile_vmm::wire::{Frame, FrameWriter, Protocols, Read, ToDaemon, ToVmm, WireError};
 use vmm_sys_util::epoll::EventSet;
 
 use super::session::{Role, SessionError};
@@ -65,7 +65,21 @@ impl Control {
             return Ok(());
         };
         let Frame { message, fds } = frame;
+        if let (Some(chosen), Some(protocol)) = (session.protocol, message.protocol())
+            && chosen != protocol
+        {
+            return Err(SessionError::OtherProtocol);
+        }
         match (message, &mut session.role) {
+            (ToDaemon::Offer(theirs), None) if session.protocol.is_none() => {
+                let protocol = Protocols::SPOKEN.choose(theirs)?;
+                session.protocol = Some(protocol);
+                let mut writer = FrameWriter::new();
+                writer.push(&ToVmm::Chosen { protocol }, Vec::new())?;
+                // It is the first frame on its socket, which has room.
+                let sent = writer.flush(&session.stream)?;
+                sent.then_some(()).ok_or(WireError::Stalled.into())
+            }
             (hello @ ToDaemon::Hello { .. }, None) => self.start(number, hello, fds, ops),
             (program @ ToDaemon::Program { .. }, None) if session.door.is_none() => {
                 if let ToDaemon::Program { name, .. } = &program

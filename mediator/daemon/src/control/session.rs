@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use turnstile_accounting::TenantId;
-use turnstile_vmm::wire::{FrameReader, WireError};
+use turnstile_vmm::wire::{FrameReader, NoCommonProtocol, WireError};
 use uuid::Uuid;
 
 use crate::host::{Host, refuse};
@@ -33,7 +33,9 @@ pub(super) struct Session {
     pub(super) reader: FrameReader,
     /// The process with which the tenant ends (a pidfd), if it can be seen.
     pub(super) owner: Option<OwnedFd>,
-    /// What it is, once its first frame was accepted.
+    /// Version of the protocol that was chosen for it, if the peer offered a range.
+    pub(super) protocol: Option<u32>,
+    /// What it is, once its greeting was accepted.
     pub(super) role: Option<Role>,
 }
 
@@ -80,6 +82,10 @@ pub(super) enum SessionError {
         "it sent another message before its greeting, greeted twice, or sent a message of the other kind of tenant"
     )]
     OutOfOrder,
+    #[error(transparent)]
+    Protocol(#[from] NoCommonProtocol),
+    #[error("it greeted in another version of the protocol than was chosen for it")]
+    OtherProtocol,
     #[error("the launcher sent too many changes at once")]
     TooManyChanges,
     #[error("the VMM sent a mailbox request before the last one was answered")]
