@@ -12,6 +12,7 @@ use utoipa::ToSchema;
 use super::Shared;
 use super::problem::Problem;
 use turnstile_daemon::LedgerHealth;
+use turnstile_vmm::wire::Protocols;
 
 /// Which daemon this is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -20,8 +21,10 @@ pub(crate) struct Version {
     pub version: String,
     /// Version of this API.
     pub api: String,
-    /// Protocol that VMMs and launchers speak.
+    /// Newest protocol that VMMs and launchers may speak.
     pub protocol: u32,
+    /// Oldest one.
+    pub protocol_oldest: u32,
 }
 
 /// How the daemon is.
@@ -129,6 +132,7 @@ pub(super) async fn version(State(shared): State<Arc<Shared>>) -> Json<Version> 
     Json(Version {
         version: shared.version.clone(),
         api: "v1".into(),
-        protocol: turnstile_vmm::wire::PROTOCOL,
+        protocol: Protocols::SPOKEN.newest,
+        protocol_oldest: Protocols::SPOKEN.oldest,
     })
 }
