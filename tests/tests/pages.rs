@@ -11,11 +11,17 @@ use std::path::{Component, Path, PathBuf};
 const NOTEBOOK: &str = "docs/lab-notebook";
 
 /// Most lines of pages that are read from top to bottom.
-const LINES_MAX: [(&str, usize); 4] = [
+const LINES_MAX: [(&str, usize); 10] = [
     ("README.md", 110),
     ("docs/ARCHITECTURE.md", 200),
     ("docs/SCHEDULING.md", 200),
     ("docs/GLOSSARY.md", 100),
+    ("docs/SPECIFICATION.md", 150),
+    ("docs/NVIDIA.md", 220),
+    ("docs/nvidia/accounting.md", 120),
+    ("docs/nvidia/holding.md", 120),
+    ("docs/nvidia/memory.md", 120),
+    ("docs/nvidia/signals.md", 120),
 ];
 const DECISIONS_MAX: usize = 15;
 const DECISION_LINES_MAX: usize = 40;
