@@ -136,9 +136,7 @@ impl Movable {
     fn wait_whole(&self) {
         let mut state = locked(&self.state);
         while state.is_connecting || state.table.is_away() {
-            if state.is_connecting {
-                state = self.wait(state);
-            } else if !std::mem::replace(&mut state.wants_sent, true) {
+            if !state.is_connecting && !std::mem::replace(&mut state.wants_sent, true) {
                 drop(state);
                 self.say(&ToDaemon::Wants {});
                 state = locked(&self.state);
