@@ -54,8 +54,7 @@ fn each_misbehaviour_is_answered_and_harms_no_other_tenant() {
         let all = || GOOD.iter().all(|(name, ..)| worked(name));
         assert!(wait_for(GRACE, all), "{guests:?}: no progress");
         for (vm, (name, ..)) in good.into_iter().zip(GOOD) {
-            // Kernels of a busy host are longer: the 200 ms above are some tens of them at least.
-            assert!(end_well(vm, name) > 10, "{guests:?}: {name} did little");
+            assert!(end_well(vm, name) > 100, "{guests:?}: {name} did little");
         }
         let snapshot = host.snapshot();
         assert_eq!(

@@ -177,9 +177,9 @@ fn a_hostile_vmm_disturbs_no_other_vm_of_a_running_daemon() {
         text.len()
     );
     assert!(sent > 10_000 && connections >= 2);
-    // The only shared resource is the host's processors: this GPU runs on them, and the storm and
-    // the front that reads it take two. A VM that is shut out gets next to nothing.
-    assert!(beside > 0.4 * calm, "{beside} of {calm}");
+    // The only shared resource is the host's processors, on which this GPU runs and the storm is
+    // made.
+    assert!(beside > 0.6 * calm, "{beside} of {calm}");
     assert!(grown < 16 << 20, "memory grew by {grown} bytes");
     assert!(text.len() < 16 << 10, "{text}");
     assert!(!text.contains("panicked"), "{text}");
