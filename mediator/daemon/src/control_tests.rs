@@ -222,7 +222,7 @@ fn newest_common_version_is_chosen_for_an_offer() {
         let text = text_of(&mut stream);
         assert_eq!(text, format!(r#"{{"type":"chosen","protocol":{chosen}}}"#));
         // The greeting has to be of that version.
-        let mut other = program();
+        let mut other = ToDaemon::program("a");
         other.set_protocol(2 * PROTOCOL - 1 - chosen);
         send(&stream, &other);
         let text = refused(&stream);
@@ -252,24 +252,11 @@ fn newest_common_version_is_chosen_for_an_offer() {
     assert!(matches!(welcome, ToVmm::Welcome { .. }), "{welcome:?}");
 }
 
-fn program() -> ToDaemon {
-    ToDaemon::Program {
-        protocol: PROTOCOL,
-        name: "a".into(),
-        weight: None,
-        memory_max_bytes: None,
-        movable: false,
-        memory_min_bytes: None,
-        memory_high_bytes: None,
-        metadata: Metadata::default(),
-    }
-}
-
 #[test]
 fn offer_and_greeting_without_a_common_version_are_refused_with_both_ranges() {
     let bench = Bench::new(|_| {}, GREETING);
     let newer = Protocols::only(PROTOCOL + 1);
-    let mut greeting = program();
+    let mut greeting = ToDaemon::program("a");
     greeting.set_protocol(PROTOCOL + 1);
     for message in [ToDaemon::Offer(newer), greeting] {
         let stream = bench.connect();

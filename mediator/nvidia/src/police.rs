@@ -55,98 +55,39 @@ enum Rule {
     If(fn(&Control) -> bool),
 }
 
-/// Controls with a rule, by the vendor's names; all others pass.
-const RULES: [(&str, u32, Rule); 20] = [
+/// A table of rules: the vendor's name of a control, its number, the rule.
+macro_rules! rules {
+    ($($name:ident $number:literal $rule:expr;)*) => { &[$((stringify!($name), $number, $rule)),*] };
+}
+
+/// Controls with a rule; all others pass.
+const RULES: &[(&str, u32, Rule)] = rules! {
     // Suspend and resume the channels of any program.
-    (
-        "NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS",
-        0x2080_110b,
-        Rule::Never,
-    ),
-    (
-        "NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS_FOR_KEY_ROTATION",
-        0x2080_111a,
-        Rule::Never,
-    ),
-    (
-        "NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS_FOR_KEY_ROTATION_V2",
-        0x2080_111b,
-        Rule::Never,
-    ),
-    (
-        "NV2080_CTRL_CMD_FIFO_DISABLE_USERMODE_CHANNELS",
-        0x2080_1117,
-        Rule::Never,
-    ),
+    NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS 0x2080_110b Rule::Never;
+    NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS_FOR_KEY_ROTATION 0x2080_111a Rule::Never;
+    NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS_FOR_KEY_ROTATION_V2 0x2080_111b Rule::Never;
+    NV2080_CTRL_CMD_FIFO_DISABLE_USERMODE_CHANNELS 0x2080_1117 Rule::Never;
     // May carry the first, and the binding of a preemption mode.
-    ("NV5080_CTRL_CMD_DEFERRED_API", 0x5080_0101, Rule::Never),
-    ("NV5080_CTRL_CMD_DEFERRED_API_V2", 0x5080_0103, Rule::Never),
-    (
-        "NV2080_CTRL_CMD_FIFO_CHANNEL_PREEMPTIVE_REMOVAL",
-        0x2080_110a,
-        Rule::Never,
-    ),
-    (
-        "NV2080_CTRL_CMD_FIFO_CONFIG_CTXSW_TIMEOUT",
-        0x2080_1110,
-        Rule::Never,
-    ),
-    (
-        "NV2080_CTRL_CMD_FIFO_RUNLIST_SET_SCHED_POLICY",
-        0x2080_1115,
-        Rule::Never,
-    ),
-    (
-        "NV2080_CTRL_CMD_FIFO_OBJSCHED_SET_STATE",
-        0x2080_1121,
-        Rule::Never,
-    ),
+    NV5080_CTRL_CMD_DEFERRED_API 0x5080_0101 Rule::Never;
+    NV5080_CTRL_CMD_DEFERRED_API_V2 0x5080_0103 Rule::Never;
+    NV2080_CTRL_CMD_FIFO_CHANNEL_PREEMPTIVE_REMOVAL 0x2080_110a Rule::Never;
+    NV2080_CTRL_CMD_FIFO_CONFIG_CTXSW_TIMEOUT 0x2080_1110 Rule::Never;
+    NV2080_CTRL_CMD_FIFO_RUNLIST_SET_SCHED_POLICY 0x2080_1115 Rule::Never;
+    NV2080_CTRL_CMD_FIFO_OBJSCHED_SET_STATE 0x2080_1121 Rule::Never;
     // A context that is not preemptible within a kernel cannot be held.
-    (
-        "NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE",
-        0x2080_1210,
-        Rule::If(stays_preemptible),
-    ),
+    NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE 0x2080_1210 Rule::If(stays_preemptible);
     // The same in another form, which the library does not use.
-    (
-        "NV2080_CTRL_CMD_GR_CTXSW_PREEMPTION_BIND",
-        0x2080_1211,
-        Rule::Never,
-    ),
-    (
-        "NVA06C_CTRL_CMD_GPFIFO_SCHEDULE",
-        0xa06c_0101,
-        Rule::If(schedules),
-    ),
-    (
-        "NVA06F_CTRL_CMD_GPFIFO_SCHEDULE",
-        0xa06f_0103,
-        Rule::If(schedules),
-    ),
-    (
-        "NVA06C_CTRL_CMD_SET_TIMESLICE",
-        0xa06c_0103,
-        Rule::If(has_a_short_slice),
-    ),
-    (
-        "NVA06C_CTRL_CMD_PREEMPT",
-        0xa06c_0105,
-        Rule::If(waits_for_its_preemption),
-    ),
+    NV2080_CTRL_CMD_GR_CTXSW_PREEMPTION_BIND 0x2080_1211 Rule::Never;
+    NVA06C_CTRL_CMD_GPFIFO_SCHEDULE 0xa06c_0101 Rule::If(schedules);
+    NVA06F_CTRL_CMD_GPFIFO_SCHEDULE 0xa06f_0103 Rule::If(schedules);
+    NVA06C_CTRL_CMD_SET_TIMESLICE 0xa06c_0103 Rule::If(has_a_short_slice);
+    NVA06C_CTRL_CMD_PREEMPT 0xa06c_0105 Rule::If(waits_for_its_preemption);
     // The driver refuses these to ordinary users.
-    (
-        "NVA06C_CTRL_CMD_SET_INTERLEAVE_LEVEL",
-        0xa06c_0107,
-        Rule::If(is_interleaved_low),
-    ),
-    (
-        "NVA06F_CTRL_CMD_SET_INTERLEAVE_LEVEL",
-        0xa06f_0109,
-        Rule::If(is_interleaved_low),
-    ),
-    ("NVA06C_CTRL_CMD_MAKE_REALTIME", 0xa06c_0110, Rule::Never),
-    ("NVA06F_CTRL_CMD_RESTART_RUNLIST", 0xa06f_0111, Rule::Never),
-];
+    NVA06C_CTRL_CMD_SET_INTERLEAVE_LEVEL 0xa06c_0107 Rule::If(is_interleaved_low);
+    NVA06F_CTRL_CMD_SET_INTERLEAVE_LEVEL 0xa06f_0109 Rule::If(is_interleaved_low);
+    NVA06C_CTRL_CMD_MAKE_REALTIME 0xa06c_0110 Rule::Never;
+    NVA06F_CTRL_CMD_RESTART_RUNLIST 0xa06f_0111 Rule::Never;
+};
 
 /// Whether the rule of this control depends on its parameters, so that they have to be read.
 pub(crate) fn needs_params(command: u32) -> bool {

@@ -1,7 +1,7 @@
 //! The memory of a KVM guest's doorbell BAR: a window of exchanged pages, or a memory slot per page
 //! that is added and removed.
 
-use super::{KvmError, slot_error};
+use super::{KvmError, map_whole};
 use crate::gate::{Page, PageMap, PageMapError, SharedPages};
 use crate::sys::slots::{Piece, Slots};
 use crate::sys::window::Window;
@@ -45,14 +45,7 @@ impl DoorbellMap {
         slot: u32,
     ) -> Result<Self, KvmError> {
         let window = window(parking)?;
-        let piece = Piece {
-            gpa,
-            offset: 0,
-            bytes: window.region().size(),
-            readonly: false,
-        };
-        let mapped = slots.map(slot, window.region(), piece);
-        mapped.map_err(slot_error("doorbells", slot))?;
+        map_whole(&slots, ("doorbells", slot), window.region(), gpa, false)?;
         Ok(Self {
             slots,
             doorbells: Arc::clone(doorbells),

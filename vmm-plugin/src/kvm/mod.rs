@@ -79,8 +79,22 @@ pub enum KvmError {
     Window(#[source] io::Error),
 }
 
-fn slot_error(what: &'static str, slot: u32) -> impl FnOnce(io::Error) -> KvmError {
-    move |source| KvmError::Slot { slot, what, source }
+/// Maps a whole mapping into the guest at `gpa`, as slot `slot`.
+fn map_whole(
+    slots: &Slots,
+    (what, slot): (&'static str, u32),
+    mapping: &Arc<MmapRegion<()>>,
+    gpa: u64,
+    readonly: bool,
+) -> Result<(), KvmError> {
+    let piece = Piece {
+        gpa,
+        offset: 0,
+        bytes: mapping.size(),
+        readonly,
+    };
+    let mapped = slots.map(slot, mapping, piece);
+    mapped.map_err(|source| KvmError::Slot { slot, what, source })
 }
 
 /// Where the device is in a VM: guest addresses, and numbers that no other device of the VM uses.
@@ -182,14 +196,8 @@ impl KvmVm {
         let file = FileOffset::new(file.try_clone().map_err(KvmError::Mapping)?, 0);
         let mapping = MmapRegion::from_file(file, bytes as usize)
             .map_err(|error| KvmError::Mapping(io::Error::other(error)))?;
-        let piece = Piece {
-            gpa,
-            offset: 0,
-            bytes: mapping.size(),
-            readonly: false,
-        };
-        let mapped = self.memory.map(slot, &Arc::new(mapping), piece);
-        mapped.map_err(slot_error("guest memory", slot))
+        let what = ("guest memory", slot);
+        map_whole(&self.memory, what, &Arc::new(mapping), gpa, false)
     }
 
     fn routes(&self) -> MutexGuard<'_, Routes> {
@@ -225,26 +233,12 @@ impl KvmVm {
         place: Place,
     ) -> Result<(Arc<KvmDevice>, KvmControl), KvmError> {
         let slots = Slots::new(Arc::clone(&self.vm));
-        let map = |what, slot, mapping: &Arc<MmapRegion<()>>, gpa, readonly| {
-            let piece = Piece {
-                gpa,
-                offset: 0,
-                bytes: mapping.size(),
-                readonly,
-            };
-            let mapped = slots.map(slot, mapping, piece);
-            mapped.map_err(slot_error(what, slot))
-        };
-        let (status, aperture) = (place.first_slot, place.first_slot + 1);
+        let status = ("the status page", place.first_slot);
         let status_gpa = place.regs_gpa + regs::status::PAGE;
-        map("the status page", status, &welcome.status, status_gpa, true)?;
-        map(
-            "the aperture",
-            aperture,
-            &welcome.aperture,
-            place.aperture_gpa,
-            false,
-        )?;
+        map_whole(&slots, status, &welcome.status, status_gpa, true)?;
+        let aperture = ("the aperture", place.first_slot + 1);
+        let aperture_gpa = place.aperture_gpa;
+        map_whole(&slots, aperture, &welcome.aperture, aperture_gpa, false)?;
         let (gpa, slot) = (place.doorbells_gpa, place.first_slot + 2);
         let doorbells = if welcome.trap_every_write {
             DoorbellMap::exchanging_slots(slots, &welcome.pages, gpa, slot)?

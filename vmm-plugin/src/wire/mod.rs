@@ -219,6 +219,20 @@ pub enum ToDaemon {
 }
 
 impl ToDaemon {
+    /// The greeting of a launcher that claims nothing but a name, in the newest version.
+    pub fn program(name: &str) -> Self {
+        Self::Program {
+            protocol: PROTOCOL,
+            name: name.to_owned(),
+            weight: None,
+            memory_max_bytes: None,
+            movable: false,
+            memory_min_bytes: None,
+            memory_high_bytes: None,
+            metadata: Metadata::default(),
+        }
+    }
+
     /// The version that a greeting names; none for another message.
     pub const fn protocol(&self) -> Option<u32> {
         match self {

@@ -234,31 +234,30 @@ impl Link {
     fn receive(&mut self, message: ToVmm) -> Turn {
         let waiting = || State::Down(Instant::now(), None);
         let agreed = Protocols::SPOKEN.agreed(&message);
-        match (message, std::mem::replace(&mut self.state, waiting())) {
-            (_, State::Offered(connection, until)) if agreed.is_some() => {
-                if let Some(agreed) = agreed {
-                    self.agreed(agreed, connection, until);
-                }
+        let state = std::mem::replace(&mut self.state, waiting());
+        match (message, agreed, state) {
+            (_, Some(agreed), State::Offered(connection, until)) => {
+                self.agreed(agreed, connection, until);
             }
-            (ToVmm::Admitted { .. }, State::Greeted(connection, _)) => {
+            (ToVmm::Admitted { .. }, _, State::Greeted(connection, _)) => {
                 self.state = State::Up(connection);
                 self.backoff = BACKOFF.0;
                 self.reported_refusal = None;
                 log::warn!("A daemon is back: the program is its tenant again");
                 return Turn::Admitted;
             }
-            (ToVmm::Refused { text }, State::Offered(..) | State::Greeted(..)) => {
+            (ToVmm::Refused { text }, _, State::Offered(..) | State::Greeted(..)) => {
                 if self.reported_refusal.as_ref() != Some(&text) {
                     log::warn!("The daemon does not take the program back: {text}");
                     self.reported_refusal = Some(text);
                 }
                 self.wait(Instant::now());
             }
-            (ToVmm::ProcessRefused { pid, text }, state @ State::Up(_)) => {
+            (ToVmm::ProcessRefused { pid, text }, _, state @ State::Up(_)) => {
                 log::warn!("The daemon does not account process {pid} to this program: {text}");
                 self.state = state;
             }
-            (_, state) => {
+            (_, _, state) => {
                 self.state = state;
                 self.lost("it says what does not belong here");
             }

@@ -4,25 +4,12 @@ use super::*;
 use rustix::event::{PollFd, Timespec, poll};
 use std::os::unix::net::UnixListener;
 use std::thread;
-use turnstile_vmm::wire::{Metadata, PROTOCOL};
+use turnstile_vmm::wire::PROTOCOL;
 
 /// TIMEOUT: what takes milliseconds, on a machine that does much else.
 const LIMIT: Duration = Duration::from_secs(20);
 /// No retry happens by time alone.
 const LATER: Duration = Duration::from_secs(3_600);
-
-fn greeting() -> ToDaemon {
-    ToDaemon::Program {
-        protocol: PROTOCOL,
-        name: "train".into(),
-        weight: None,
-        memory_max_bytes: None,
-        movable: false,
-        memory_min_bytes: None,
-        memory_high_bytes: None,
-        metadata: Metadata::default(),
-    }
-}
 
 /// The next connection: its frame, and a daemon's answer to it.
 fn accepts(listener: &UnixListener) -> Connection {
@@ -65,7 +52,7 @@ fn daemon_of_the_version_before_admits_the_program_and_admits_it_again() {
     let socket = folder.path().join("d.sock");
     let listener = UnixListener::bind(&socket).unwrap();
     let path = socket.clone();
-    let opening = thread::spawn(move || Link::open(path, greeting()).unwrap());
+    let opening = thread::spawn(move || Link::open(path, ToDaemon::program("train")).unwrap());
     let daemon = admits_without_offer(&listener);
     let mut link = opening.join().unwrap();
     drop((daemon, listener));
@@ -94,7 +81,7 @@ fn daemon_of_the_version_before_admits_the_program_and_admits_it_again() {
 fn widowed(socket: &Path) -> Link {
     let listener = UnixListener::bind(socket).unwrap();
     let path = socket.to_owned();
-    let opening = thread::spawn(move || Link::open(path, greeting()).unwrap());
+    let opening = thread::spawn(move || Link::open(path, ToDaemon::program("train")).unwrap());
     let daemon = admits(&listener);
     let mut link = opening.join().unwrap();
     assert!(link.is_up());

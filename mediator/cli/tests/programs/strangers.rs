@@ -7,8 +7,7 @@ use std::process::{Child, Command};
 
 use rustix::process::{Pid, PidfdFlags, getppid, pidfd_open};
 use turnstile_vmm::wire::{
-    CHANGES_MAX, FrameReader, Metadata, ObjectChange, PROTOCOL, ProgramObject, Read, ToDaemon,
-    ToVmm, send,
+    CHANGES_MAX, FrameReader, ObjectChange, PROTOCOL, ProgramObject, Read, ToDaemon, ToVmm, send,
 };
 
 use super::{Bench, until};
@@ -25,20 +24,7 @@ impl Launcher {
             stream: UnixStream::connect(bench.socket()).unwrap(),
             reader: FrameReader::new(),
         };
-        let name = "strange".into();
-        this.send(
-            &ToDaemon::Program {
-                protocol: PROTOCOL,
-                name,
-                weight: None,
-                memory_max_bytes: None,
-                movable: false,
-                memory_min_bytes: None,
-                memory_high_bytes: None,
-                metadata: Metadata::default(),
-            },
-            Vec::new(),
-        );
+        this.send(&ToDaemon::program("strange"), Vec::new());
         assert!(matches!(this.receive(), Some(ToVmm::Admitted { .. })));
         this
     }
@@ -140,16 +126,7 @@ fn launcher_that_breaks_the_protocol_is_disconnected() {
         op: 1,
         args: [0; turnstile_abi::MAILBOX_ARGS],
     };
-    let again = ToDaemon::Program {
-        protocol: PROTOCOL,
-        name: "again".into(),
-        weight: None,
-        memory_max_bytes: None,
-        movable: false,
-        memory_min_bytes: None,
-        memory_high_bytes: None,
-        metadata: Metadata::default(),
-    };
+    let again = ToDaemon::program("again");
     let rules: [Vec<(ToDaemon, Vec<OwnedFd>)>; 6] = [
         vec![(process(1), vec![])],
         vec![(process(1), vec![own(), own()])],
@@ -198,16 +175,8 @@ fn message_before_greeting_and_newer_protocol_are_refused() {
         stream: UnixStream::connect(bench.socket()).unwrap(),
         reader: FrameReader::new(),
     };
-    let newer = ToDaemon::Program {
-        protocol: PROTOCOL + 1,
-        name: "x".into(),
-        weight: None,
-        memory_max_bytes: None,
-        movable: false,
-        memory_min_bytes: None,
-        memory_high_bytes: None,
-        metadata: Metadata::default(),
-    };
+    let mut newer = ToDaemon::program("x");
+    newer.set_protocol(PROTOCOL + 1);
     launcher.send(&newer, Vec::new());
     assert!(
         matches!(launcher.receive(), Some(ToVmm::Refused { text }) if text.contains("protocol"))
