@@ -171,7 +171,7 @@ pub(crate) fn run(launch: Launch) -> Result<i32, LaunchError> {
     let (link, file) = greet(launch.report, launch.movable, own)?;
     let signals = above_all()?;
     let door = launch.movable.then(|| match launch.isolated {
-        Some(_) => door_of_device(),
+        Some(_) => Door::for_device(),
         None => Door::open(launch.library.as_deref()),
     });
     let door = door.transpose()?;
@@ -227,15 +227,6 @@ fn greet(
     })
 }
 
-/// Opens the door of a device process. Warns of what is known of memory that moves behind a
-/// program's back (docs/CUDA_IN_GUESTS.md).
-fn door_of_device() -> Result<Door, LaunchError> {
-    log::warn!(
-        "Moving the memory of isolated programs is not safe yet: results were wrong in 2 of 6 runs"
-    );
-    Door::for_device()
-}
-
 /// Takes the signals. Whatever the command starts stays below this process, also when its parent
 /// ends first.
 fn above_all() -> Result<sys::Signals, LaunchError> {
@@ -262,7 +253,7 @@ pub(crate) fn serve_vm(
     let (link, file) = greet(report, movable, own)?;
     let signals = above_all()?;
     let lines = learner::Lines::open()?;
-    let door = movable.then(door_of_device).transpose()?;
+    let door = movable.then(Door::for_device).transpose()?;
     let mut command = isolated::device_command(isolation, &lines.path(), door.as_ref())
         .map_err(LaunchError::Host)?;
     command.arg("--vm").arg(vm);

@@ -62,7 +62,7 @@ impl Guest {
     /// Connects to the device process.
     ///
     /// # Errors
-    /// If it does not answer, or has a driver that is not known.
+    /// If it does not answer, or with a table of another form.
     pub(crate) fn connect(path: &Path) -> io::Result<Self> {
         let socket = sys::high(UnixStream::connect(path)?);
         let memory = Memory::new()?;
@@ -75,14 +75,13 @@ impl Guest {
             .map_err(io::Error::other)?
             .ok_or_else(|| os(libc::EIO))?
             .message;
-        let version = answer
-            .buffers
-            .first()
-            .and_then(|text| std::str::from_utf8(text).ok());
-        let release = version.and_then(|version| abi::release(version).ok());
+        let table = answer.buffers.get(1);
+        let table = table.and_then(|text| std::str::from_utf8(text).ok());
+        let release = table.and_then(Release::of_table);
         Ok(Self {
             socket,
-            release: release.ok_or_else(|| os(libc::ENODEV))?,
+            // For as long as the program runs.
+            release: Box::leak(Box::new(release.ok_or_else(|| os(libc::ENODEV))?)),
             memory,
             descriptors: BTreeMap::new(),
             files: BTreeMap::new(),

@@ -102,6 +102,8 @@ pub struct Structure {
 /// A release's table.
 #[derive(Clone, Debug)]
 pub struct Release {
+    /// The table itself.
+    pub text: String,
     /// The driver's version.
     pub version: String,
     /// The version of the headers.
@@ -123,6 +125,11 @@ pub struct Release {
 }
 
 impl Release {
+    /// Reads a table; `None` if a line has another form.
+    pub fn of_table(text: &str) -> Option<Self> {
+        parse::table(text)
+    }
+
     /// What an operator should know about the table, if anything.
     pub fn warning(&self) -> Option<String> {
         (self.tried == Tried::HeadersOnly).then(|| {
@@ -224,6 +231,17 @@ mod tests {
                     .contains_key(&numbers::control::DISABLE_CHANNELS)
             );
             assert!(!release.classes.contains_key(&class::OS_DESCRIPTOR));
+        }
+    }
+
+    /// libcuda takes a wait that lasts a second for over where the driver refuses this control.
+    /// SOURCE: 580.159.04: copies that waited for their turn were read before they were made.
+    #[test]
+    fn waits_of_a_second_are_carried_out() {
+        const SERVICE_INTERRUPTS: u32 = 0x2080_1702;
+        for release in releases() {
+            let layout = &release.controls[&SERVICE_INTERRUPTS];
+            assert_eq!(layout.bytes, Some(4), "{}", release.version);
         }
     }
 

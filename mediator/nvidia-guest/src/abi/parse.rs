@@ -21,6 +21,7 @@ pub(super) fn table(text: &str) -> Option<Release> {
         return None;
     };
     let mut release = Release {
+        text: text.to_owned(),
         version: version.to_owned(),
         headers: headers.to_owned(),
         tried: match tried {

@@ -133,6 +133,9 @@ impl<'a> Program<'a> {
         if message.a != u64::from(VERSION) || self.ram.is_some() == ram.is_some() {
             return Err(io::Error::from_raw_os_error(libc::EPROTO));
         }
+        let mut answer = message.answer();
+        let release = self.device.release;
+        answer.buffers.push(release.version.clone().into_bytes());
         if let Some(ram) = ram {
             // A file that can shrink could take pages from below a mapping.
             if !fcntl_get_seals(&ram)?.contains(SealFlags::SHRINK) {
@@ -141,11 +144,9 @@ impl<'a> Program<'a> {
             let file = Arc::new(File::from(ram));
             let bytes = file.metadata()?.len();
             self.ram = Some(Arc::new(OneFile { file, bytes }));
+            // A library of another build collects buffers as this process expects them.
+            answer.buffers.push(release.text.clone().into_bytes());
         }
-        let mut answer = message.answer();
-        answer
-            .buffers
-            .push(self.device.release.version.clone().into_bytes());
         Ok(answer)
     }
 

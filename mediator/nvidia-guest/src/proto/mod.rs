@@ -7,7 +7,7 @@
 //! more there are. All lengths are bounded, and both sides decode with the same function.
 //!
 //! ```text
-//! Hello     version, RAM's bytes, RAM's file      -> release as text
+//! Hello     version, RAM's bytes, RAM's file      -> release as text; with a file, its table
 //! Open      node, flags, eventfd                  -> file, device number
 //! Close     file                                  -> -
 //! Call      file, request, buffers, extents,
