@@ -1,5 +1,6 @@
 //! House rules, checked automatically.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -153,4 +154,104 @@ fn every_refusal_is_in_the_device_contract() {
         let row = format!("| {} | {code:?} | {} |", *code as u32, code.text());
         assert!(text.contains(&row), "docs/DEVICE.md lacks {row}");
     }
+}
+
+/// Files with an inherent `impl` of one type: at most these many.
+const ROOMS_MAX: usize = 2;
+
+/// Types in more files, as home and name, and in how many: entries and numbers may only fall.
+const ROOMS: &[(&str, usize)] = &[
+    ("accounting/src/store/postgres.rs Postgres", 3),
+    ("accounting/src/store/sqlite.rs Sqlite", 3),
+    ("mediator/api/src/lib.rs Shared", 10),
+    ("mediator/daemon/src/config/mod.rs Config", 3),
+    ("mediator/daemon/src/fleet.rs Fleet", 4),
+    ("mediator/daemon/src/host.rs Host", 13),
+    ("mediator/daemon/src/host.rs State", 5),
+    ("mediator/daemon/src/memory/manager.rs MemoryManager", 3),
+    ("mediator/mediation/src/lib.rs Mediation", 4),
+    ("mediator/nvidia-guest/src/check/mod.rs Vm", 3),
+    ("mediator/nvidia-guest/src/device/mod.rs Device", 6),
+    ("mediator/nvidia/src/sets.rs Shared", 3),
+    ("mediator/nvidia/src/sharing/mod.rs Shared", 3),
+    ("mediator/nvidia/src/worker/engine.rs Engine", 3),
+    ("mediator/preload/src/heap/mod.rs Heap", 3),
+    ("mediator/ptx/src/exec/block.rs Block", 8),
+    ("mediator/ptx/src/lower/mod.rs Builder", 15),
+    ("mediator/soft/src/core.rs Core", 6),
+    ("policies/src/dfq/mod.rs Dfq", 3),
+    ("policies/src/owed/mod.rs Owed", 4),
+];
+
+/// The type of an inherent `impl` that begins on a line.
+fn implemented(line: &str) -> Option<&str> {
+    let rest = line.trim_start().strip_prefix("impl")?;
+    let mut open = 0;
+    let name = rest.trim_start_matches(|c: char| {
+        open += i32::from(c == '<');
+        let generic = open > 0;
+        open -= i32::from(c == '>');
+        generic
+    });
+    let path = name.strip_prefix(' ')?.split(['<', ' ', '{']).next()?;
+    (!line.contains(" for ")).then(|| path.rsplit("::").next().unwrap_or(path))
+}
+
+/// Whether a file defines a type.
+fn defines(text: &str, name: &str) -> bool {
+    text.lines().any(|line| {
+        let mut words = line.split([' ', '<', '(', ';', '{']);
+        words.any(|word| word == "struct" || word == "enum") && words.next() == Some(name)
+    })
+}
+
+/// The modules of a source file, the crate's first.
+fn modules(path: &str) -> Vec<&str> {
+    let path = path.trim_end_matches(".rs").trim_end_matches("/mod");
+    path.split('/').collect()
+}
+
+/// The file that defines the type that `from` implements: itself, or the nearest by module.
+fn home<'t>(from: &str, name: &str, texts: &'t BTreeMap<String, String>) -> Option<&'t str> {
+    let krate = from.split("src/").next()?;
+    let near = |path: &str| {
+        let pairs = modules(path).into_iter().zip(modules(from));
+        pairs.take_while(|(a, b)| a == b).count()
+    };
+    let homes = texts
+        .iter()
+        .filter(|(path, text)| path.starts_with(krate) && defines(text, name));
+    let homes = homes.map(|(path, _)| path.as_str());
+    homes.max_by_key(|path| (*path == from, near(path)))
+}
+
+#[test]
+fn a_type_lives_in_few_files() {
+    let is_test = |path: &str| {
+        path.contains("/tests/") || path.ends_with("tests.rs") || path.ends_with("test.rs")
+    };
+    let texts: BTreeMap<String, String> = files(&[".rs"])
+        .iter()
+        .map(|path| (below(path), fs::read_to_string(path).unwrap()))
+        .filter(|(path, _)| path.contains("src/") && !is_test(path))
+        .collect();
+    let mut rooms: BTreeMap<(&str, &str), BTreeSet<&str>> = BTreeMap::new();
+    for (path, text) in &texts {
+        for name in text.lines().filter_map(implemented) {
+            if let Some(home) = home(path, name, &texts) {
+                rooms.entry((home, name)).or_default().insert(path);
+            }
+        }
+    }
+    assert!(rooms.len() > 500, "only {} types found", rooms.len());
+    let found: Vec<(String, usize)> = rooms
+        .iter()
+        .filter(|(_, files)| files.len() > ROOMS_MAX)
+        .map(|((home, name), files)| (format!("{home} {name}"), files.len()))
+        .collect();
+    let listed: Vec<(String, usize)> = ROOMS.iter().map(|(n, c)| ((*n).to_owned(), *c)).collect();
+    assert_eq!(
+        found, listed,
+        "left: found; right: the list, which may only fall"
+    );
 }
