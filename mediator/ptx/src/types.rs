@@ -1,7 +1,6 @@
 //! Types, state spaces and the modifiers of an opcode.
 
-use super::error::LoadError;
-use super::ops::exact::{self, Format, Mode};
+use super::ops::exact::{self, Format};
 
 /// Fundamental type kinds (PTX ISA 5.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -146,108 +145,5 @@ impl Space {
             "param" | "param::entry" | "param::func" => Space::Param,
             _ => return None,
         })
-    }
-}
-
-/// The dotted parts of an opcode after its name. The code that understands a part takes it;
-/// [`Modifiers::end`] refuses the rest, so no unknown modifier is ignored.
-#[derive(Debug)]
-pub(super) struct Modifiers<'a> {
-    opcode: &'a str,
-    line: u32,
-    rest: Vec<&'a str>,
-}
-
-impl<'a> Modifiers<'a> {
-    /// Splits `ld.global.u32` into `ld` and its modifiers.
-    pub(super) fn split(opcode: &'a str, line: u32) -> (&'a str, Modifiers<'a>) {
-        let mut parts = opcode.split('.');
-        let head = parts.next().unwrap_or(opcode);
-        // Twelve is more than any opcode has; what follows stays out and is refused by `end`.
-        let rest = parts.take(12).collect();
-        (head, Modifiers { opcode, line, rest })
-    }
-
-    /// True, and taken, if `name` is among the modifiers.
-    pub(super) fn take(&mut self, name: &str) -> bool {
-        match self.rest.iter().position(|m| *m == name) {
-            Some(at) => {
-                self.rest.remove(at);
-                true
-            }
-            None => false,
-        }
-    }
-
-    /// Takes the first modifier for which `f` gives a value.
-    pub(super) fn take_map<T>(&mut self, f: impl Fn(&str) -> Option<T>) -> Option<T> {
-        let (at, value) = self
-            .rest
-            .iter()
-            .enumerate()
-            .find_map(|(at, m)| f(m).map(|v| (at, v)))?;
-        self.rest.remove(at);
-        Some(value)
-    }
-
-    /// Takes all modifiers that are hints to a cache or a memory model. This machine has neither:
-    /// it is sequentially consistent.
-    pub(super) fn take_hints(&mut self) {
-        const HINTS: [&str; 20] = [
-            "volatile", "weak", "relaxed", "acquire", "release", "acq_rel", "sc", "cta", "cluster",
-            "gpu", "gl", "sys", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc",
-        ];
-        let hint = |m: &str| {
-            let level = m.starts_with("L1::") || m.starts_with("L2::");
-            // A cache hint takes an operand more.
-            HINTS.contains(&m) || (level && m != "L2::cache_hint")
-        };
-        self.rest.retain(|m| !hint(m));
-    }
-
-    /// The type, taken from the end of the opcode.
-    ///
-    /// # Errors
-    /// The opcode does not end in a known type.
-    pub(super) fn ty(&mut self) -> Result<Type, LoadError> {
-        match self.rest.last().copied().and_then(Type::parse) {
-            Some(ty) => {
-                self.rest.pop();
-                Ok(ty)
-            }
-            None => Err(self.unsupported()),
-        }
-    }
-
-    /// Whether the opcode as written has this modifier, taken or not.
-    pub(super) fn written(&self, name: &str) -> bool {
-        self.opcode.split('.').any(|m| m == name)
-    }
-
-    /// The rounding of a result (`rn`, `rz`, `rm`, `rp`, `rna`), taken.
-    pub(super) fn take_rounding(&mut self) -> Option<Mode> {
-        self.take_map(|m| {
-            Some(match m {
-                "rn" => Mode::Nearest,
-                "rz" => Mode::Zero,
-                "rm" => Mode::Down,
-                "rp" => Mode::Up,
-                "rna" => Mode::Away,
-                _ => return None,
-            })
-        })
-    }
-
-    /// Refuses what is left.
-    pub(super) fn end(&self) -> Result<(), LoadError> {
-        if self.rest.is_empty() {
-            Ok(())
-        } else {
-            Err(self.unsupported())
-        }
-    }
-
-    pub(super) fn unsupported(&self) -> LoadError {
-        LoadError::unsupported(self.line, format!("instruction `{}`", self.opcode))
     }
 }

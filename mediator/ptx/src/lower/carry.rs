@@ -2,62 +2,56 @@
 
 use super::super::code::{CarryArgs, Op};
 use super::super::error::LoadError;
-use super::super::parse::Operand;
-use super::super::types::{Modifiers, Type};
+use super::super::types::Type;
 use super::Builder;
+use super::instruction::Instruction;
 
-impl<'a> Builder<'a, '_> {
-    /// `add.cc`, `addc{.cc}`, `sub.cc`, `subc{.cc}`, `mad.lo.cc`, `madc.hi{.cc}`, …; the caller has
-    /// removed `.cc`.
-    pub(super) fn carry(
-        &mut self,
-        head: &str,
-        mut modifiers: Modifiers<'_>,
-        operands: &[Operand<'a>],
-    ) -> Result<(), LoadError> {
-        let ty = modifiers.ty()?;
-        let product = if modifiers.take("lo") {
-            Some("mul.lo")
-        } else if modifiers.take("hi") {
-            Some("mul.hi")
-        } else {
-            None
-        };
-        modifiers.end()?;
-        let (subtract, reads, multiplies) = match head {
-            "add" => (false, false, false),
-            "addc" => (false, true, false),
-            "sub" => (true, false, false),
-            "subc" => (true, true, false),
-            "mad" => (false, false, true),
-            "madc" => (false, true, true),
-            _ => return Err(modifiers.unsupported()),
-        };
-        if !ty.integer() || !matches!(ty.bits, 32 | 64) || multiplies != product.is_some() {
-            return Err(modifiers.unsupported());
-        }
-        let (d, a, b) = match (operands, product) {
-            ([d, a, b], None) => (d, self.source(a, ty, false)?, b),
-            ([d, a, b, c], Some(name)) => {
-                let kernel = self.integer_kernel(name, Type::new(ty.kind, ty.bits))?;
-                let a = self.source(a, ty, false)?;
-                let b = self.source(b, ty, false)?;
-                let (to, product) = self.temp(kernel)?;
-                self.emit_kernel(kernel, to, &[a, b])?;
-                (d, product, c)
-            }
-            _ => return Err(self.bad("the instruction takes another number of operands")),
-        };
-        let b = self.source(b, ty, false)?;
-        let d = self.destination(d, ty, false)?;
-        self.emit(Op::Carry(Box::new(CarryArgs {
-            subtract,
-            wide: ty.bits == 64,
-            reads,
-            writes: modifiers.written("cc"),
-            d,
-            a,
-            b,
-        })))
+/// `add.cc`, `addc{.cc}`, `sub.cc`, `subc{.cc}`, `mad.lo.cc`, `madc.hi{.cc}`, …; the caller has
+/// removed `.cc`.
+pub(super) fn lower(
+    entry: &mut Builder<'_, '_>,
+    mut ptx: Instruction<'_, '_>,
+) -> Result<(), LoadError> {
+    let ty = ptx.ty()?;
+    let product = if ptx.take("lo") {
+        Some("mul.lo")
+    } else if ptx.take("hi") {
+        Some("mul.hi")
+    } else {
+        None
+    };
+    ptx.end()?;
+    let (subtract, reads, multiplies) = match ptx.head {
+        "add" => (false, false, false),
+        "addc" => (false, true, false),
+        "sub" => (true, false, false),
+        "subc" => (true, true, false),
+        "mad" => (false, false, true),
+        "madc" => (false, true, true),
+        _ => return Err(ptx.unsupported()),
+    };
+    if !ty.integer() || !matches!(ty.bits, 32 | 64) || multiplies != product.is_some() {
+        return Err(ptx.unsupported());
     }
+    let (d, a, b) = match (ptx.operands, product) {
+        ([d, a, b], None) => (d, entry.source(a, ty, false)?, b),
+        ([d, a, b, c], Some(name)) => {
+            let kernel = entry.out.integer(name, Type::new(ty.kind, ty.bits))?;
+            let a = entry.source(a, ty, false)?;
+            let b = entry.source(b, ty, false)?;
+            (d, entry.out.helper(kernel, &[a, b])?, c)
+        }
+        _ => return Err(entry.bad("the instruction takes another number of operands")),
+    };
+    let b = entry.source(b, ty, false)?;
+    let d = entry.destination(d, ty, false)?;
+    entry.out.emit(Op::Carry(Box::new(CarryArgs {
+        subtract,
+        wide: ty.bits == 64,
+        reads,
+        writes: ptx.written("cc"),
+        d,
+        a,
+        b,
+    })))
 }

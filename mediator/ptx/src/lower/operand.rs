@@ -1,7 +1,8 @@
 //! Operands to sources and destinations.
 
-use super::super::code::{Dst, Op, Pred, Special, Src};
+use super::super::code::{Dst, Pred, Special, Src};
 use super::super::error::LoadError;
+use super::super::function;
 use super::super::lexer::Literal;
 use super::super::memory::{LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW};
 use super::super::parse::Operand;
@@ -73,7 +74,7 @@ fn special(name: &str) -> Option<(Special, u8)> {
     })
 }
 
-impl<'a> Builder<'a, '_> {
+impl Builder<'_, '_> {
     pub(super) fn find(&self, name: &str) -> Option<Meaning> {
         let local = self.blocks.iter().rev().find_map(|b| b.names.find(name));
         local.or_else(|| self.globals.find(name)).or_else(|| {
@@ -86,50 +87,6 @@ impl<'a> Builder<'a, '_> {
         self.bad(&format!("`{name}` is not declared"))
     }
 
-    /// A fresh immediate.
-    pub(super) fn pool(&mut self, value: u64) -> Src {
-        self.code.pool.push(value);
-        // CAST: three per instruction at most, and those are limited.
-        Src::Pool((self.code.pool.len() - 1) as u32)
-    }
-
-    /// A helper register of 32 bits; valid within the statement.
-    pub(super) fn temp_word(&mut self) -> Result<u16, LoadError> {
-        let at = self.temps_used.0;
-        self.temps_used.0 += 1;
-        if at == self.temp_words.len() {
-            let slot = self.code.words;
-            self.code.words = slot.checked_add(1).ok_or(self.bad("too many registers"))?;
-            self.temp_words.push(slot);
-        }
-        Ok(self.temp_words[at])
-    }
-
-    /// A helper register of 64 bits.
-    pub(super) fn temp_double(&mut self) -> Result<u16, LoadError> {
-        let at = self.temps_used.1;
-        self.temps_used.1 += 1;
-        if at == self.temp_doubles.len() {
-            let slot = self.code.doubles;
-            self.code.doubles = slot.checked_add(1).ok_or(self.bad("too many registers"))?;
-            self.temp_doubles.push(slot);
-        }
-        Ok(self.temp_doubles[at])
-    }
-
-    /// A special register read into a helper.
-    pub(super) fn read_special(&mut self, which: Special, bits: u8) -> Result<Src, LoadError> {
-        let (d, s) = if bits == 64 {
-            let slot = self.temp_double()?;
-            (Dst::Double(slot), Src::Double(slot))
-        } else {
-            let slot = self.temp_word()?;
-            (Dst::Word(slot), Src::Word(slot))
-        };
-        self.emit(Op::Special { d, which })?;
-        Ok(s)
-    }
-
     /// The address of a variable plus `offset`, in its own space.
     pub(super) fn variable(
         &mut self,
@@ -138,35 +95,32 @@ impl<'a> Builder<'a, '_> {
     ) -> Result<(Space, Src), LoadError> {
         match variable {
             Variables::DynamicShared => {
-                let source = self.pool(offset.cast_unsigned());
-                self.dynamic_shared.push(self.code.pool.len() - 1);
+                let source = self.out.pool(offset.cast_unsigned());
+                self.dynamic_shared.push(self.out.code.pool.len() - 1);
                 Ok((Space::Shared, source))
             }
             // Global and constant variables move with the module.
             Variables::At(space @ (Space::Global | Space::Const), at) => {
-                let base = self.read_special(Special::ModuleBase, 64)?;
-                let slot = self.temp_double()?;
-                let offset = self.pool(at.wrapping_add_signed(offset));
-                let add = self.integer_kernel("add", Type::U64)?;
-                self.emit_kernel(add, Dst::Double(slot), &[base, offset])?;
-                Ok((space, Src::Double(slot)))
+                let base = self.out.read_special(Special::ModuleBase, 64)?;
+                let offset = self.out.pool(at.wrapping_add_signed(offset));
+                Ok((space, self.out.sum(base, offset)?))
             }
             Variables::At(space, at) => {
-                let source = self.pool(at.wrapping_add_signed(offset));
+                let source = self.out.pool(at.wrapping_add_signed(offset));
                 Ok((space, source))
             }
             Variables::Frame { offset: at, .. } => {
-                let at = self.pool(u64::from(at).wrapping_add_signed(offset));
-                if !self.in_function() {
+                let at = self.out.pool(u64::from(at).wrapping_add_signed(offset));
+                if !self.calls.in_function() {
                     return Ok((Space::Local, at));
                 }
-                let base = self.read_special(Special::Frame, 64)?;
-                let slot = self.temp_double()?;
-                let add = self.integer_kernel("add", Type::U64)?;
-                self.emit_kernel(add, Dst::Double(slot), &[base, at])?;
-                Ok((Space::Local, Src::Double(slot)))
+                let base = self.out.read_special(Special::Frame, 64)?;
+                Ok((Space::Local, self.out.sum(base, at)?))
             }
-            Variables::Function(index) => Ok((Space::Generic, self.function_address(index))),
+            Variables::Function(index) => {
+                self.calls.take_address(index);
+                Ok((Space::Generic, self.out.pool(function::address(index))))
+            }
         }
     }
 
@@ -191,14 +145,14 @@ impl<'a> Builder<'a, '_> {
             (Literal::Double(v), false, 64) => v,
             _ => return Err(self.bad("literal does not fit the type")),
         };
-        Ok(self.pool(value))
+        Ok(self.out.pool(value))
     }
 
     /// A source of type `ty`; `wider` permits a register wider than the type (PTX ISA 9.4.1: ld,
     /// st, cvt).
     pub(super) fn source(
         &mut self,
-        operand: &Operand<'a>,
+        operand: &Operand<'_>,
         ty: Type,
         wider: bool,
     ) -> Result<Src, LoadError> {
@@ -219,11 +173,11 @@ impl<'a> Builder<'a, '_> {
                     Ok(self.variable(variable, 0)?.1)
                 }
                 Some(Meaning::Variable(_)) => Err(self.bad("an address has 32 or 64 bits")),
-                None if *name == "WARP_SZ" => Ok(self.pool(super::super::LANES as u64)),
+                None if *name == "WARP_SZ" => Ok(self.out.pool(super::super::LANES as u64)),
                 None => match special(name) {
                     // A narrow read cuts a wide register: `mov.u32 %r, %clock64` does not exist.
                     Some((which, bits)) if ty.bits <= 32 || bits == 64 => {
-                        self.read_special(which, ty.bits)
+                        self.out.read_special(which, ty.bits)
                     }
                     Some((_, bits)) => Err(self.width(name, bits, ty)),
                     None => Err(self.unknown(name)),
@@ -235,11 +189,8 @@ impl<'a> Builder<'a, '_> {
                 }
                 Some(Meaning::Register { bits: 64, .. }) if ty.bits == 64 => {
                     let base = self.source(&Operand::Name(name), ty, false)?;
-                    let offset = self.pool(offset.cast_unsigned());
-                    let slot = self.temp_double()?;
-                    let add = self.integer_kernel("add", Type::U64)?;
-                    self.emit_kernel(add, Dst::Double(slot), &[base, offset])?;
-                    Ok(Src::Double(slot))
+                    let offset = self.out.pool(offset.cast_unsigned());
+                    self.out.sum(base, offset)
                 }
                 _ => Err(self.bad("only an address can have an offset")),
             },
@@ -255,7 +206,7 @@ impl<'a> Builder<'a, '_> {
     }
 
     /// The destination's register width, or `None` for `_`.
-    pub(super) fn width_of(&self, operand: &Operand<'a>) -> Option<u8> {
+    pub(super) fn width_of(&self, operand: &Operand<'_>) -> Option<u8> {
         match operand {
             Operand::Name(name) => match self.find(name) {
                 Some(Meaning::Register { bits, .. }) => Some(bits),
@@ -268,7 +219,7 @@ impl<'a> Builder<'a, '_> {
     /// A destination of type `ty`.
     pub(super) fn destination(
         &mut self,
-        operand: &Operand<'a>,
+        operand: &Operand<'_>,
         ty: Type,
         wider: bool,
     ) -> Result<Dst, LoadError> {
@@ -309,7 +260,7 @@ impl<'a> Builder<'a, '_> {
     }
 
     /// A predicate as a source: `p`, `!p`, or an integer for a constant.
-    pub(super) fn predicate(&self, operand: &Operand<'a>) -> Result<Pred, LoadError> {
+    pub(super) fn predicate(&self, operand: &Operand<'_>) -> Result<Pred, LoadError> {
         let (name, not) = match operand {
             Operand::Name("%is_explicit_cluster") => return Ok(Pred::Never),
             Operand::Name(name) => (name, false),
@@ -323,10 +274,10 @@ impl<'a> Builder<'a, '_> {
     }
 
     /// `d|p` or `d`.
-    pub(super) fn pair(
+    pub(super) fn pair<'o>(
         &self,
-        operand: &Operand<'a>,
-    ) -> Result<(&'a str, Option<&'a str>), LoadError> {
+        operand: &Operand<'o>,
+    ) -> Result<(&'o str, Option<&'o str>), LoadError> {
         match operand {
             Operand::Name(d) => Ok((d, None)),
             Operand::Pair(d, p) => Ok((d, Some(p))),
