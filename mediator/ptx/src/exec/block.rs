@@ -1,7 +1,8 @@
 //! The warps of a block, taking turns.
 
-use super::super::code::Code;
 use super::super::memory::{DeviceMemory, Timer};
+use super::access::Spaces;
+use super::barrier::Barriers;
 use super::warp::{State, Warp};
 use super::{BlockOutcome, Control, ExecError, Launch};
 use std::sync::atomic::Ordering;
@@ -16,18 +17,9 @@ pub(super) const MAX_SLEEP_NS: u64 = 1_000_000;
 /// A running block.
 pub(super) struct Block<'a, M, T> {
     pub(super) launch: &'a Launch<'a>,
-    pub(super) code: &'a Code,
-    pub(super) index: [u32; 3],
-    pub(super) params: &'a [u8],
-    pub(super) memory: &'a M,
+    pub(super) spaces: Spaces<'a, M>,
     pub(super) timer: &'a mut T,
-    pub(super) shared: &'a mut [u8],
-    pub(super) local: &'a mut [u8],
-    /// Of one thread.
-    pub(super) local_bytes: usize,
-    /// Warps that arrived at each barrier without waiting (`bar.arrive`). The last one is the
-    /// cluster's.
-    pub(super) barriers: [u32; 17],
+    pub(super) barriers: Barriers,
     pub(super) outcome: BlockOutcome,
     /// Operations, helpers included.
     pub(super) executed: u64,
@@ -69,7 +61,7 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
                     return Err(ExecError::Budget);
                 }
             }
-            ran |= self.open_barriers(warps);
+            ran |= self.barriers.open(self.spaces.code, warps);
             if warps.iter().all(|w| w.state == State::Done) {
                 return Ok(());
             }
@@ -97,7 +89,9 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
             _ => None,
         });
         let Some(wake) = wake.min() else {
-            return Err(ExecError::Deadlock { block: self.index });
+            return Err(ExecError::Deadlock {
+                block: self.spaces.block,
+            });
         };
         let length = wake.saturating_sub(self.now_ns()).min(MAX_SLEEP_NS);
         if length > 0 {

@@ -7,9 +7,9 @@
 use super::super::LANES;
 use super::super::code::{Call, CallTarget, Saved};
 use super::super::function::frame_bytes;
-use super::super::memory::{DeviceMemory, Timer};
+use super::super::memory::DeviceMemory;
 use super::ExecError;
-use super::block::Block;
+use super::access::Spaces;
 use super::warp::{Warp, lanes};
 
 /// A function's frame in local memory, for some lanes of a warp.
@@ -96,124 +96,123 @@ impl Frames {
     }
 }
 
-impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
-    /// Enters a function with the lanes of `exec` that call the same one as the first of them.
-    /// Returns those lanes, and the program counter and frame where they go on.
-    #[inline(never)]
-    pub(super) fn call(
-        &mut self,
-        warp: &mut Warp,
-        (site, back): (u32, u32),
-        exec: u32,
-        line: u32,
-    ) -> Result<(u32, u32, u32), ExecError> {
-        let code = self.code;
-        // PANIC: lowering numbered the calls.
-        let Call { target, save } = &code.calls[site as usize];
-        let (to, bytes, exec) = match target {
-            CallTarget::Pc(to, bytes) => (*to, *bytes, exec),
-            CallTarget::Address(source) => {
-                let mut buffer = [0; LANES];
-                let address = warp.doubles(code, *source, &mut buffer);
-                let first = address[exec.trailing_zeros() as usize % LANES];
-                let same = lanes(exec).filter(|lane| address[*lane] == first);
-                let same = same.fold(0, |mask, lane| mask | (1 << lane));
-                let Some((to, bytes)) = code.functions.get(&first) else {
-                    return Err(ExecError::NoFunction {
-                        address: first,
-                        block: self.index,
-                        line,
-                    });
-                };
-                (*to, *bytes, same)
-            }
-        };
-        let parent = warp.frame;
-        let caller = warp.frames.at(parent);
-        let begin = u64::from(caller.end).next_multiple_of(16);
-        let saved = begin + u64::from(bytes);
-        let end = saved + save.as_ref().map_or(0, |saved| u64::from(saved.bytes()));
-        if end > self.local_bytes as u64 {
-            let block = self.index;
-            return Err(ExecError::StackOverflow { block, line });
+/// Enters a function with the lanes of `exec` that call the same one as the first of them.
+/// Returns those lanes, and the program counter and frame where they go on.
+#[inline(never)]
+pub(super) fn call(
+    spaces: &mut Spaces<'_, impl DeviceMemory>,
+    warp: &mut Warp,
+    (site, back): (u32, u32),
+    exec: u32,
+    line: u32,
+) -> Result<(u32, u32, u32), ExecError> {
+    let code = spaces.code;
+    // PANIC: lowering numbered the calls.
+    let Call { target, save } = &code.calls[site as usize];
+    let (to, bytes, exec) = match target {
+        CallTarget::Pc(to, bytes) => (*to, *bytes, exec),
+        CallTarget::Address(source) => {
+            let mut buffer = [0; LANES];
+            let address = warp.doubles(code, *source, &mut buffer);
+            let first = address[exec.trailing_zeros() as usize % LANES];
+            let same = lanes(exec).filter(|lane| address[*lane] == first);
+            let same = same.fold(0, |mask, lane| mask | (1 << lane));
+            let Some((to, bytes)) = code.functions.get(&first) else {
+                return Err(ExecError::NoFunction {
+                    address: first,
+                    block: spaces.block,
+                    line,
+                });
+            };
+            (*to, *bytes, same)
         }
-        if let Some(registers) = save {
-            self.keep(warp, registers, saved as usize, exec);
-        }
-        // CAST (three): local memory has less than 4 GiB.
-        let frame = warp.frames.push(Frame {
-            parent,
-            depth: caller.depth + 1,
-            lanes: exec,
-            back,
-            site,
-            begin: begin as u32,
-            end: end as u32,
-            saved: saved as u32,
-        })?;
-        Ok((exec, to, frame))
+    };
+    let parent = warp.frame;
+    let caller = warp.frames.at(parent);
+    let begin = u64::from(caller.end).next_multiple_of(16);
+    let saved = begin + u64::from(bytes);
+    let end = saved + save.as_ref().map_or(0, |saved| u64::from(saved.bytes()));
+    if end > spaces.local_bytes as u64 {
+        let block = spaces.block;
+        return Err(ExecError::StackOverflow { block, line });
     }
-
-    /// Leaves a function; returns where the lanes go on, and in which frame.
-    #[inline(never)]
-    pub(super) fn ret(&mut self, warp: &mut Warp, exec: u32) -> (u32, u32) {
-        let index = warp.frame;
-        let frame = warp.frames.at(index);
-        let code = self.code;
-        if let Some(registers) = code
-            .calls
-            .get(frame.site as usize)
-            .and_then(|c| c.save.as_ref())
-            && index != 0
-        {
-            self.restore(warp, registers, frame.saved as usize, exec);
-        }
-        warp.frames.leave(index, exec);
-        (frame.back, frame.parent)
-    }
-
-    /// The bytes of a lane's saved registers.
-    fn saved(&mut self, warp: &Warp, lane: usize, at: usize, bytes: usize) -> &mut [u8] {
-        let start = warp.thread(lane) * self.local_bytes + at;
-        // PANIC: `call` checked the end against the bytes of a thread.
-        &mut self.local[start..start + bytes]
-    }
-
-    fn keep(&mut self, warp: &Warp, registers: &Saved, at: usize, exec: u32) {
+    // CAST (four): local memory has less than 4 GiB.
+    if let Some(registers) = save {
         for lane in lanes(exec) {
-            let bytes = self.saved(warp, lane, at, registers.bytes() as usize);
+            let bytes = kept(spaces, warp.thread(lane), saved as u32, registers);
             warp.read_slots(registers, lane, bytes);
         }
     }
+    let frame = warp.frames.push(Frame {
+        parent,
+        depth: caller.depth + 1,
+        lanes: exec,
+        back,
+        site,
+        begin: begin as u32,
+        end: end as u32,
+        saved: saved as u32,
+    })?;
+    Ok((exec, to, frame))
+}
 
-    fn restore(&mut self, warp: &mut Warp, registers: &Saved, at: usize, exec: u32) {
+/// Leaves a function; returns where the lanes go on, and in which frame.
+#[inline(never)]
+pub(super) fn ret(
+    spaces: &mut Spaces<'_, impl DeviceMemory>,
+    warp: &mut Warp,
+    exec: u32,
+) -> (u32, u32) {
+    let index = warp.frame;
+    let frame = warp.frames.at(index);
+    let code = spaces.code;
+    if let Some(registers) = code
+        .calls
+        .get(frame.site as usize)
+        .and_then(|c| c.save.as_ref())
+        && index != 0
+    {
         for lane in lanes(exec) {
-            let bytes = self.saved(warp, lane, at, registers.bytes() as usize);
+            let bytes = kept(spaces, warp.thread(lane), frame.saved, registers);
             warp.write_slots(registers, lane, bytes);
         }
     }
+    warp.frames.leave(index, exec);
+    (frame.back, frame.parent)
+}
 
-    /// `alloca`: the most that a lane wants, for all of them.
-    #[inline(never)]
-    pub(super) fn grow(
-        &mut self,
-        warp: &mut Warp,
-        bytes: &[u32; LANES],
-        exec: u32,
-        line: u32,
-    ) -> Result<u64, ExecError> {
-        let most = lanes(exec).map(|lane| bytes[lane]).max().unwrap_or(0);
-        let begin = u64::from(warp.frames.at(warp.frame).end).next_multiple_of(16);
-        let end = begin
-            + u64::from(most)
-                .next_multiple_of(16)
-                .max(u64::from(frame_bytes(0)));
-        if end > self.local_bytes as u64 {
-            let block = self.index;
-            return Err(ExecError::StackOverflow { block, line });
-        }
-        // CAST: as above.
-        warp.frames.all[warp.frame as usize].end = end as u32;
-        Ok(begin)
+/// The bytes of a lane's saved registers, which begin at `at` of its local memory.
+fn kept<'s>(
+    spaces: &'s mut Spaces<'_, impl DeviceMemory>,
+    thread: usize,
+    at: u32,
+    registers: &Saved,
+) -> &'s mut [u8] {
+    let start = thread * spaces.local_bytes + at as usize;
+    // PANIC: `call` checked the end against the bytes of a thread.
+    &mut spaces.local[start..start + registers.bytes() as usize]
+}
+
+/// `alloca`: the most that a lane wants, for all of them.
+#[inline(never)]
+pub(super) fn grow(
+    spaces: &mut Spaces<'_, impl DeviceMemory>,
+    warp: &mut Warp,
+    bytes: &[u32; LANES],
+    exec: u32,
+    line: u32,
+) -> Result<u64, ExecError> {
+    let most = lanes(exec).map(|lane| bytes[lane]).max().unwrap_or(0);
+    let begin = u64::from(warp.frames.at(warp.frame).end).next_multiple_of(16);
+    let end = begin
+        + u64::from(most)
+            .next_multiple_of(16)
+            .max(u64::from(frame_bytes(0)));
+    if end > spaces.local_bytes as u64 {
+        let block = spaces.block;
+        return Err(ExecError::StackOverflow { block, line });
     }
+    // CAST: as above.
+    warp.frames.all[warp.frame as usize].end = end as u32;
+    Ok(begin)
 }

@@ -2,14 +2,14 @@
 
 use super::super::code::{MatrixArgs, MatrixOp, Src};
 use super::super::matrix::{Element, Part};
-use super::super::memory::{DeviceMemory, MemoryFault, Timer};
+use super::super::memory::{DeviceMemory, MemoryFault};
 use super::super::types::Space;
 use super::super::{LANES, Lanes};
 use super::ExecError;
-use super::block::Block;
+use super::access::Spaces;
 use super::warp::{Warp, lanes};
 
-impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
+impl<M: DeviceMemory> Spaces<'_, M> {
     /// Reads bytes for one lane.
     pub(super) fn lane_load(
         &self,

@@ -1,19 +1,21 @@
 //! Execution of one block of a launch.
 
 mod access;
+mod barrier;
 mod block;
 mod call;
 mod carry;
-mod collective;
+mod exchange;
 mod matrix;
 mod step;
-mod sync;
 mod warp;
 
 use super::LANES;
 use super::entry::Entry;
 use super::memory::{DeviceMemory, MemoryFault, Timer};
 use super::module::Module;
+use access::Spaces;
+use barrier::Barriers;
 use block::Block;
 use std::sync::atomic::AtomicBool;
 use thiserror::Error;
@@ -230,7 +232,7 @@ pub struct Scratch {
 #[derive(Debug)]
 struct Paused {
     index: [u32; 3],
-    barriers: [u32; 17],
+    barriers: Barriers,
     outcome: BlockOutcome,
     executed: u64,
     unreported: u64,
@@ -240,7 +242,7 @@ impl Paused {
     fn before(index: [u32; 3]) -> Self {
         Self {
             index,
-            barriers: [0; 17],
+            barriers: Barriers::default(),
             outcome: BlockOutcome::default(),
             executed: 0,
             unreported: 0,
@@ -317,14 +319,18 @@ pub fn run_block<M: DeviceMemory, T: Timer>(
     };
     let mut block = Block {
         launch,
-        code: &entry.code,
-        index: block_index,
-        params: launch.params,
-        memory,
+        spaces: Spaces {
+            code: &entry.code,
+            block: block_index,
+            params: launch.params,
+            memory,
+            shared: &mut scratch.shared,
+            local: &mut scratch.local,
+            local_bytes: entry.local_bytes as usize,
+            global_sectors: resumed.outcome.global_sectors,
+            atomics: resumed.outcome.atomics,
+        },
         timer,
-        shared: &mut scratch.shared,
-        local: &mut scratch.local,
-        local_bytes: entry.local_bytes as usize,
         barriers: resumed.barriers,
         outcome: resumed.outcome,
         executed: resumed.executed,
@@ -333,7 +339,11 @@ pub fn run_block<M: DeviceMemory, T: Timer>(
     let result = block.run(&mut scratch.warps, control);
     // Also of a block that failed: its time was used.
     block.now_ns();
-    let outcome = block.outcome;
+    let outcome = BlockOutcome {
+        global_sectors: block.spaces.global_sectors,
+        atomics: block.spaces.atomics,
+        ..block.outcome
+    };
     if result == Err(ExecError::Paused) {
         scratch.paused = Some(Paused {
             index: block_index,

@@ -7,6 +7,7 @@ use super::super::memory::{DeviceMemory, Timer};
 use super::ExecError;
 use super::block::{Block, MAX_SLEEP_NS};
 use super::warp::{Group, State, Turn, Wait, Warp, lanes};
+use super::{barrier, call, carry, exchange};
 
 /// Why a group stopped.
 enum Stop {
@@ -87,7 +88,7 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
             wait,
             frame,
         };
-        let code = self.code;
+        let code = self.spaces.code;
         loop {
             if pc >= limit {
                 return Ok((at(pc, mask, Wait::No, frame), Stop::Regroup));
@@ -196,18 +197,21 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
                     let value = self.special(warp, *which);
                     warp.write_doubles(*d, &value, exec);
                 }
-                Op::Carry(args) => self.carry(warp, args, exec),
+                Op::Carry(args) => carry::carry(code, warp, args, exec),
                 Op::Load { access, signed, d } => {
-                    self.load(warp, (access, inst.line, exec), (*signed, d))?;
+                    self.spaces
+                        .load(warp, (access, inst.line, exec), (*signed, d))?;
                 }
-                Op::Store { access, s } => self.store(warp, (access, inst.line, exec), s)?,
+                Op::Store { access, s } => self.spaces.store(warp, (access, inst.line, exec), s)?,
                 Op::Atom {
                     access,
                     op,
                     d,
                     b,
                     c,
-                } => self.atom(warp, (access, inst.line, exec), *op, (*d, *b, *c))?,
+                } => self
+                    .spaces
+                    .atom(warp, (access, inst.line, exec), *op, (*d, *b, *c))?,
                 Op::Branch { target } => {
                     if exec != mask {
                         warp.groups.push(at(*target, exec, Wait::No, frame));
@@ -221,7 +225,8 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
                     continue;
                 }
                 Op::Call(site) => {
-                    let (called, to, inner) = self.call(warp, (*site, pc + 1), exec, inst.line)?;
+                    let (called, to, inner) =
+                        call::call(&mut self.spaces, warp, (*site, pc + 1), exec, inst.line)?;
                     if called != mask {
                         warp.groups.push(at(to, called, Wait::No, inner));
                         if called != exec {
@@ -243,7 +248,7 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
                     continue;
                 }
                 Op::Return => {
-                    let (back, outer) = self.ret(warp, exec);
+                    let (back, outer) = call::ret(&mut self.spaces, warp, exec);
                     if exec != mask {
                         warp.groups.push(at(back, exec, Wait::No, outer));
                         return Ok((at(pc + 1, mask & !exec, Wait::No, frame), Stop::Regroup));
@@ -258,7 +263,7 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
                 Op::Grow { d, bytes } => {
                     let mut buffer = [0; LANES];
                     let bytes = *warp.words(code, *bytes, &mut buffer);
-                    let begin = self.grow(warp, &bytes, exec, inst.line)?;
+                    let begin = call::grow(&mut self.spaces, warp, &bytes, exec, inst.line)?;
                     warp.write_doubles(*d, &[begin; LANES], exec);
                 }
                 Op::Exit => {
@@ -269,55 +274,56 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
                     }
                 }
                 Op::Shuffle(args) => {
-                    if !forced && self.missing(warp, args.members, exec, mask) {
+                    if !forced && exchange::missing(code, warp, args.members, exec, mask) {
                         return Ok((at(pc, mask, Wait::Lanes, frame), Stop::Regroup));
                     }
-                    self.shuffle(warp, args, exec);
+                    exchange::shuffle(code, warp, args, exec);
                 }
                 Op::Match(args) => {
-                    if !forced && self.missing(warp, args.members, exec, mask) {
+                    if !forced && exchange::missing(code, warp, args.members, exec, mask) {
                         return Ok((at(pc, mask, Wait::Lanes, frame), Stop::Regroup));
                     }
-                    self.matched(warp, args, exec);
+                    exchange::matched(code, warp, args, exec);
                 }
                 Op::Reduce(args) => {
-                    if !forced && self.missing(warp, args.members, exec, mask) {
+                    if !forced && exchange::missing(code, warp, args.members, exec, mask) {
                         return Ok((at(pc, mask, Wait::Lanes, frame), Stop::Regroup));
                     }
-                    self.reduced(warp, args, exec);
+                    exchange::reduced(code, warp, args, exec);
                 }
                 Op::Elect { d, p, members } => {
-                    if !forced && self.missing(warp, *members, exec, mask) {
+                    if !forced && exchange::missing(code, warp, *members, exec, mask) {
                         return Ok((at(pc, mask, Wait::Lanes, frame), Stop::Regroup));
                     }
-                    self.elect(warp, (*d, *p, *members), exec);
+                    exchange::elect(code, warp, (*d, *p, *members), exec);
                 }
                 Op::Matrix(args) => {
                     if !forced && mask != warp.live {
                         return Ok((at(pc, mask, Wait::Lanes, frame), Stop::Regroup));
                     }
-                    self.matrix(warp, args, exec, inst.line)?;
+                    self.spaces.matrix(warp, args, exec, inst.line)?;
                 }
-                Op::CopyAsync(args) => self.copy_async(warp, args, exec, inst.line)?,
+                Op::CopyAsync(args) => self.spaces.copy_async(warp, args, exec, inst.line)?,
                 Op::Vote {
                     vote,
                     d,
                     p,
                     members,
                 } => {
-                    if !forced && self.missing(warp, *members, exec, mask) {
+                    if !forced && exchange::missing(code, warp, *members, exec, mask) {
                         return Ok((at(pc, mask, Wait::Lanes, frame), Stop::Regroup));
                     }
-                    self.vote(warp, (*vote, *d, *p, *members), exec);
+                    exchange::vote(code, warp, (*vote, *d, *p, *members), exec);
                 }
                 Op::WarpSync { members } => {
-                    if !forced && self.missing(warp, *members, exec, mask) {
+                    if !forced && exchange::missing(code, warp, *members, exec, mask) {
                         return Ok((at(pc, mask, Wait::Lanes, frame), Stop::Regroup));
                     }
                 }
                 Op::ActiveMask { d } => warp.write_words(*d, &[exec; LANES], exec),
                 Op::Barrier(args) => {
-                    let (id, threads) = self.barrier_operands(warp, args, exec, inst.line)?;
+                    let (id, threads) =
+                        barrier::operands(code, self.spaces.block, warp, args, exec, inst.line)?;
                     if args.wait {
                         let wait = Wait::Barrier { id, threads };
                         return Ok((at(pc, mask, wait, frame), Stop::Regroup));
@@ -325,7 +331,7 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
                     if !forced && mask != warp.live {
                         return Ok((at(pc, mask, Wait::Lanes, frame), Stop::Regroup));
                     }
-                    self.arrive(id);
+                    self.barriers.arrive(id);
                 }
                 Op::Sleep { ns } => {
                     let mut buffer = [0; LANES];
@@ -337,7 +343,7 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
                 }
                 Op::Trap => {
                     return Err(ExecError::Trap {
-                        block: self.index,
+                        block: self.spaces.block,
                         line: inst.line,
                     });
                 }
@@ -369,7 +375,7 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
             }
             Special::LaneMaskGe => return lane_mask(|lane| !((1 << lane) - 1)),
             Special::Ntid(axis) => axis_of(self.launch.block, axis, 1),
-            Special::Ctaid(axis) => axis_of(self.index, axis, 0),
+            Special::Ctaid(axis) => axis_of(self.spaces.block, axis, 0),
             Special::Nctaid(axis) => axis_of(self.launch.grid, axis, 1),
             Special::WarpId => u64::from(warp.index),
             Special::NWarpId => {
@@ -386,7 +392,7 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
             Special::Frame => u64::from(warp.frames.at(warp.frame).begin),
             Special::NextFrame => u64::from(warp.frames.at(warp.frame).end).next_multiple_of(16),
             Special::DynamicSharedBytes => u64::from(dynamic),
-            Special::TotalSharedBytes => self.shared.len() as u64,
+            Special::TotalSharedBytes => self.spaces.shared.len() as u64,
             Special::ModuleBase => self.launch.module_base,
         };
         [value; LANES]
