@@ -163,7 +163,6 @@ const ROOMS_MAX: usize = 2;
 const ROOMS: &[(&str, usize)] = &[
     ("accounting/src/store/postgres.rs Postgres", 3),
     ("accounting/src/store/sqlite.rs Sqlite", 3),
-    ("mediator/api/src/lib.rs Shared", 10),
     ("mediator/daemon/src/config/mod.rs Config", 3),
     ("mediator/daemon/src/fleet.rs Fleet", 4),
     ("mediator/daemon/src/host.rs Host", 13),

@@ -24,7 +24,7 @@ use super::problem::Problem;
 use super::vm::Scheduling;
 use super::write::{Write, detached};
 use turnstile_daemon::accounts::{AccountsError, Entry, Origin, PATTERNS_MAX, Pattern, View};
-use turnstile_daemon::{NAME_BYTES_MAX, NAME_RULE, is_tenant_name, resolve};
+use turnstile_daemon::{Fleet, NAME_BYTES_MAX, NAME_RULE, is_tenant_name, resolve};
 
 /// An account: tenants that share a weight and limits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -187,85 +187,86 @@ fn no_account(name: &str) -> Problem {
     Problem::new(StatusCode::NOT_FOUND, detail)
 }
 
-impl Shared {
-    fn accounts(&self) -> BTreeMap<String, Account> {
+impl Account {
+    fn all(fleet: &Fleet) -> BTreeMap<String, Self> {
         let account = |(name, view): (String, View)| {
-            let account = Account::of(&name, view);
+            let account = Self::of(&name, view);
             (name, account)
         };
-        self.fleet.accounts().into_iter().map(account).collect()
+        fleet.accounts().into_iter().map(account).collect()
     }
 
-    fn account(&self, name: &str) -> Result<Account, Problem> {
-        self.accounts().remove(name).ok_or_else(|| no_account(name))
+    fn named(fleet: &Fleet, name: &str) -> Result<Self, Problem> {
+        Self::all(fleet)
+            .remove(name)
+            .ok_or_else(|| no_account(name))
     }
+}
 
-    /// Carries a write of an account out. `decide` gets the account, and returns the new one or
-    /// `None` to remove it, and whether `If-Match` names its current version. Returns the account
-    /// as it is then.
-    async fn write_account(
-        self: &Arc<Self>,
-        write: Write,
-        decide: impl FnOnce(Option<&Account>) -> Decided + Send + 'static,
-    ) -> Result<Option<Account>, Problem> {
-        let shared = self.clone();
-        detached(async move { shared.carry_out_account(&write, decide).await }).await
-    }
+/// Carries a write of an account out. `decide` gets the account, and returns the new one or
+/// `None` to remove it, and whether `If-Match` names its current version. Returns the account
+/// as it is then.
+async fn write_account(
+    shared: Arc<Shared>,
+    write: Write,
+    decide: impl FnOnce(Option<&Account>) -> Decided + Send + 'static,
+) -> Result<Option<Account>, Problem> {
+    detached(async move { carry_out(&shared, &write, decide).await }).await
+}
 
-    async fn carry_out_account(
-        &self,
-        write: &Write,
-        decide: impl FnOnce(Option<&Account>) -> Decided,
-    ) -> Result<Option<Account>, Problem> {
-        let _one_at_a_time = self.writes.lock().await;
-        let name = &write.name;
-        let before = self.account(name).ok();
-        let (wanted, meant) = decide(before.as_ref())?;
-        let entry = wanted.as_ref().map(Account::entry).transpose()?;
-        let rule = match entry {
-            None => None,
-            Some(entry) => {
-                self.fleet.check_terms(&entry)?;
-                // The host's name service may take long.
-                let resolved = tokio::task::spawn_blocking(move || resolve(entry)).await;
-                let failed = |_| {
-                    let status = StatusCode::INTERNAL_SERVER_ERROR;
-                    Problem::new(status, "The user was not looked up; the log says why")
-                };
-                let rule = resolved.map_err(failed)?;
-                Some(rule.map_err(|error| Problem::field("/user", error.to_string()))?)
-            }
-        };
-        self.fleet.check_account(name, rule.as_ref())?;
-        meant?;
-        if wanted.is_some() && wanted == before {
-            return Ok(before);
+async fn carry_out(
+    shared: &Shared,
+    write: &Write,
+    decide: impl FnOnce(Option<&Account>) -> Decided,
+) -> Result<Option<Account>, Problem> {
+    let turn = shared.turn().await;
+    let name = &write.name;
+    let before = Account::named(&shared.fleet, name).ok();
+    let (wanted, meant) = decide(before.as_ref())?;
+    let entry = wanted.as_ref().map(Account::entry).transpose()?;
+    let rule = match entry {
+        None => None,
+        Some(entry) => {
+            shared.fleet.check_terms(&entry)?;
+            // The host's name service may take long.
+            let resolved = tokio::task::spawn_blocking(move || resolve(entry)).await;
+            let failed = |_| {
+                let status = StatusCode::INTERNAL_SERVER_ERROR;
+                Problem::new(status, "The user was not looked up; the log says why")
+            };
+            let rule = resolved.map_err(failed)?;
+            Some(rule.map_err(|error| Problem::field("/user", error.to_string()))?)
         }
-        let mut kept = self.kept();
-        let audit = self.audit(
-            write,
-            kept.accounts.get(name),
-            rule.as_ref().map(|r| &r.entry),
-        )?;
-        match &rule {
-            Some(rule) => {
-                kept.accounts.insert(name.clone(), rule.entry.clone());
-            }
-            None => {
-                kept.accounts.remove(name);
-                kept.names.retain(|_, account| account != name);
-            }
-        }
-        self.keep(kept).await?;
-        if let Err(error) = self.fleet.set_account(name, rule.as_ref()) {
-            // A tenant of it connected meanwhile.
-            self.keep(self.kept()).await?;
-            return Err(error.into());
-        }
-        self.renew();
-        audit.emit(&self.fleet);
-        Ok(self.account(name).ok())
+    };
+    shared.fleet.check_account(name, rule.as_ref())?;
+    meant?;
+    if wanted.is_some() && wanted == before {
+        return Ok(before);
     }
+    let mut kept = turn.kept();
+    let audit = turn.audit(
+        write,
+        kept.accounts.get(name),
+        rule.as_ref().map(|r| &r.entry),
+    )?;
+    match &rule {
+        Some(rule) => {
+            kept.accounts.insert(name.clone(), rule.entry.clone());
+        }
+        None => {
+            kept.accounts.remove(name);
+            kept.names.retain(|_, account| account != name);
+        }
+    }
+    turn.keep(kept).await?;
+    if let Err(error) = shared.fleet.set_account(name, rule.as_ref()) {
+        // A tenant of it connected meanwhile.
+        turn.keep(turn.kept()).await?;
+        return Err(error.into());
+    }
+    shared.gpus.renew();
+    audit.emit(&shared.fleet);
+    Ok(Account::named(&shared.fleet, name).ok())
 }
 
 /// The new account (`None` removes it), and whether `If-Match` names its current version. The
@@ -284,7 +285,7 @@ pub(super) async fn list(
     State(shared): State<Arc<Shared>>,
     query: Result<Query<PageQuery>, QueryRejection>,
 ) -> Result<Json<Page<Account>>, Problem> {
-    Page::of(query, shared.accounts()).map(Json)
+    Page::of(query, Account::all(&shared.fleet)).map(Json)
 }
 
 /// One account.
@@ -302,7 +303,7 @@ pub(super) async fn get(
     Path(name): Path<String>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    Ok(tagged(&headers, &shared.account(&name)?))
+    Ok(tagged(&headers, &Account::named(&shared.fleet, &name)?))
 }
 
 /// Makes an account. The same again is no conflict.
@@ -327,7 +328,7 @@ pub(super) async fn make(
         let detail = NAME_RULE;
         return Err(Problem::field("/name", detail));
     }
-    let there = shared.account(&name).is_ok();
+    let there = Account::named(&shared.fleet, &name).is_ok();
     let decide = move |before: Option<&Account>| {
         if let Some(before) = before {
             wanted.origin.clone_from(&before.origin);
@@ -339,7 +340,7 @@ pub(super) async fn make(
         Ok((Some(wanted), Ok(())))
     };
     let write = Write::of_account(caller, id, name.clone());
-    let account = shared.write_account(write, decide).await?;
+    let account = write_account(shared, write, decide).await?;
     let place = format!("/v1/accounts/{name}");
     Ok(tagged_at(&place, !there, &account))
 }
@@ -379,7 +380,7 @@ pub(super) async fn patch(
         Ok((Some(wanted), expect(&headers, before, strict)))
     };
     let write = Write::of_account(caller, id, name);
-    let account = shared.write_account(write, decide).await?;
+    let account = write_account(shared, write, decide).await?;
     Ok(tagged(&HeaderMap::new(), &account))
 }
 
@@ -407,6 +408,6 @@ pub(super) async fn forget(
         Ok((None, expect(&headers, before, strict)))
     };
     let write = Write::of_account(caller, id, name);
-    shared.write_account(write, decide).await?;
+    write_account(shared, write, decide).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }

@@ -12,7 +12,6 @@ use std::time::Duration;
 use tokio::time::MissedTickBehavior;
 use turnstile_daemon::{Fleet, KeptDebt};
 
-use super::Shared;
 use super::state_file::StateFile;
 
 const EVERY: Duration = Duration::from_secs(1);
@@ -64,21 +63,16 @@ impl DebtFile {
         file.persist(&self.0)?;
         Ok(())
     }
-}
 
-impl Shared {
     /// Writes debts each second, for ever. A failure is logged once.
-    pub(super) async fn keep_debts(self: Arc<Self>) {
-        let Some(file) = self.state.as_ref().map(DebtFile::beside) else {
-            return;
-        };
+    pub(super) async fn keep(self, fleet: Arc<Fleet>) {
         let mut clock = tokio::time::interval(EVERY);
         clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut failed = false;
         loop {
             clock.tick().await;
-            let (file, shared) = (file.clone(), self.clone());
-            let saved = tokio::task::spawn_blocking(move || file.save(&shared.fleet)).await;
+            let (file, fleet) = (self.clone(), fleet.clone());
+            let saved = tokio::task::spawn_blocking(move || file.save(&fleet)).await;
             match saved {
                 Ok(Err(error)) if !failed => {
                     log::warn!("Lags of tenants are not kept over a restart: {error}");

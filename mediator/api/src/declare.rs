@@ -67,93 +67,98 @@ impl From<DeclareError> for Problem {
     }
 }
 
-impl Shared {
-    /// Declares a VM, and returns whether it is new. It is on the disk before it has a socket.
-    pub(super) async fn declare(
-        self: Arc<Self>,
-        write: Write,
-        declared: Declaration,
-    ) -> Result<(Vm, bool), Problem> {
-        let _one_at_a_time = self.writes.lock().await;
-        let name = declared.name.clone();
-        let is_new = self.fleet.check_declaration(&declared)?;
-        if is_new {
-            let mut kept = self.kept();
-            if kept.tenants.contains_key(&name) {
-                let detail = format!("Something is set of {name}; forget it first");
-                return Err(Problem::new(StatusCode::CONFLICT, detail));
-            }
-            let audit = self.audit(&write, None, Some(&declared))?;
-            kept.tenants.insert(name.clone(), declared.settings.clone());
-            kept.vms.push(KeptVm {
-                declared: declared.clone(),
-                placed: None,
-                attached: false,
-            });
-            self.keep(kept).await?;
-            let fleet = self.fleet.clone();
-            let made = tokio::task::spawn_blocking(move || fleet.declare(declared)).await;
-            let made = made.map_err(|error| {
-                Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
-            });
-            if let Err(problem) = made.and_then(|made| Ok(made?)) {
-                self.keep(self.kept()).await?;
-                return Err(problem);
-            }
-            audit.emit(&self.fleet);
+/// Declares a VM, and returns whether it is new. It is on the disk before it has a socket.
+pub(super) async fn declare(
+    shared: Arc<Shared>,
+    write: Write,
+    declared: Declaration,
+) -> Result<(Vm, bool), Problem> {
+    let turn = shared.turn().await;
+    let name = declared.name.clone();
+    let is_new = shared.fleet.check_declaration(&declared)?;
+    if is_new {
+        let mut kept = turn.kept();
+        if kept.tenants.contains_key(&name) {
+            let detail = format!("Something is set of {name}; forget it first");
+            return Err(Problem::new(StatusCode::CONFLICT, detail));
         }
-        self.renew();
-        Ok((self.vm(&name)?, is_new))
+        let audit = turn.audit(&write, None, Some(&declared))?;
+        kept.tenants.insert(name.clone(), declared.settings.clone());
+        kept.vms.push(KeptVm {
+            declared: declared.clone(),
+            placed: None,
+            attached: false,
+        });
+        turn.keep(kept).await?;
+        let fleet = shared.fleet.clone();
+        let made = tokio::task::spawn_blocking(move || fleet.declare(declared)).await;
+        let made = made
+            .map_err(|error| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()));
+        if let Err(problem) = made.and_then(|made| Ok(made?)) {
+            turn.keep(turn.kept()).await?;
+            return Err(problem);
+        }
+        audit.emit(&shared.fleet);
     }
+    shared.gpus.renew();
+    Ok((Vm::named(&shared, &name)?, is_new))
+}
 
-    /// Removes a declared VM: none if that is done, else as it is while its tenant is drained. It
-    /// is not on the disk any more by then.
-    pub(super) async fn end_declared(
-        self: Arc<Self>,
-        write: Write,
-        terms: DrainTerms,
-    ) -> Result<Option<Vm>, Problem> {
-        let _one_at_a_time = self.writes.lock().await;
-        let name = &write.name;
-        let mut kept = self.kept();
-        let of_it = |vm: &KeptVm| vm.declared.name == *name;
-        let known = kept.vms.iter().find(|vm| of_it(vm)).cloned();
-        let audit = self.audit(&write, known.as_ref().map(|vm| &vm.declared), None)?;
-        kept.vms.retain(|vm| !of_it(vm));
-        kept.tenants.remove(name);
-        kept.names.remove(name);
-        self.keep(kept).await?;
-        self.fleet.drain(name, terms, true)?;
-        audit.emit(&self.fleet);
-        self.renew();
-        Ok(self.vm(name).ok())
-    }
+/// Removes a declared VM: none if that is done, else as it is while its tenant is drained. It
+/// is not on the disk any more by then.
+pub(super) async fn end_declared(
+    shared: Arc<Shared>,
+    write: Write,
+    terms: DrainTerms,
+) -> Result<Option<Vm>, Problem> {
+    let turn = shared.turn().await;
+    let name = &write.name;
+    let mut kept = turn.kept();
+    let of_it = |vm: &KeptVm| vm.declared.name == *name;
+    let known = kept.vms.iter().find(|vm| of_it(vm)).cloned();
+    let audit = turn.audit(&write, known.as_ref().map(|vm| &vm.declared), None)?;
+    kept.vms.retain(|vm| !of_it(vm));
+    kept.tenants.remove(name);
+    kept.names.remove(name);
+    turn.keep(kept).await?;
+    shared.fleet.drain(name, terms, true)?;
+    audit.emit(&shared.fleet);
+    shared.gpus.renew();
+    Ok(Vm::named(&shared, name).ok())
+}
 
-    async fn drain_vm(self: Arc<Self>, write: Write, terms: DrainTerms) -> Result<Vm, Problem> {
-        let _one_at_a_time = self.writes.lock().await;
-        let audit = self.audit(&write, None, Some(&terms.timeout.as_secs()))?;
-        self.fleet.drain(&write.name, terms, false)?;
-        // A place that was given back is not taken again by the next daemon.
-        self.keep(self.kept()).await?;
-        audit.emit(&self.fleet);
-        self.renew();
-        self.vm(&write.name)
-    }
+async fn carry_out_drain(
+    shared: Arc<Shared>,
+    write: Write,
+    terms: DrainTerms,
+) -> Result<Vm, Problem> {
+    let turn = shared.turn().await;
+    let audit = turn.audit(&write, None, Some(&terms.timeout.as_secs()))?;
+    shared.fleet.drain(&write.name, terms, false)?;
+    // A place that was given back is not taken again by the next daemon.
+    turn.keep(turn.kept()).await?;
+    audit.emit(&shared.fleet);
+    shared.gpus.renew();
+    Vm::named(&shared, &write.name)
+}
 
-    async fn drain_gpu(self: Arc<Self>, write: Write, terms: DrainTerms) -> Result<Gpu, Problem> {
-        let place = self.place_of(&write.name)?;
-        let _one_at_a_time = self.writes.lock().await;
-        let audit = self.audit(&write, Some(&self.fleet.is_closed(place)), Some(&true))?;
-        let mut kept = self.kept();
-        kept.cordoned.insert(write.name.clone());
-        self.keep(kept).await?;
-        self.fleet.drain_gpu(place, terms);
-        // Places that were given back are not taken again by the next daemon.
-        self.keep(self.kept()).await?;
-        audit.emit(&self.fleet);
-        self.renew();
-        Ok(self.gpu(place))
-    }
+async fn carry_out_gpu_drain(
+    shared: Arc<Shared>,
+    write: Write,
+    terms: DrainTerms,
+) -> Result<Gpu, Problem> {
+    let place = shared.gpus.place_of(&write.name)?;
+    let turn = shared.turn().await;
+    let audit = turn.audit(&write, Some(&shared.fleet.is_closed(place)), Some(&true))?;
+    let mut kept = turn.kept();
+    kept.cordoned.insert(write.name.clone());
+    turn.keep(kept).await?;
+    shared.fleet.drain_gpu(place, terms);
+    // Places that were given back are not taken again by the next daemon.
+    turn.keep(turn.kept()).await?;
+    audit.emit(&shared.fleet);
+    shared.gpus.renew();
+    Ok(Gpu::at(&shared, place))
 }
 
 /// Ends the tenant of a VM once it has no work. A declared VM is then placed anew; without a
@@ -176,7 +181,7 @@ pub(super) async fn drain(
 ) -> Result<Response, Problem> {
     let terms = query(terms)?.terms()?;
     let write = Write::new(caller, id, "drain", name);
-    let vm = detached(shared.drain_vm(write, terms)).await?;
+    let vm = detached(carry_out_drain(shared, write, terms)).await?;
     Ok((StatusCode::ACCEPTED, Json(vm)).into_response())
 }
 
@@ -199,6 +204,6 @@ pub(super) async fn drain_gpu(
 ) -> Result<Response, Problem> {
     let terms = query(terms)?.terms()?;
     let write = Write::of_gpu(caller, request, id);
-    let gpu = detached(shared.drain_gpu(write, terms)).await?;
+    let gpu = detached(carry_out_gpu_drain(shared, write, terms)).await?;
     Ok((StatusCode::ACCEPTED, Json(gpu)).into_response())
 }

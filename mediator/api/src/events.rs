@@ -17,7 +17,7 @@ use super::access::{Caller, Role};
 use super::page::{self, Page, PageQuery, limit, query};
 use super::problem::Problem;
 use turnstile_daemon::Event;
-use turnstile_daemon::limits::{Held, Holder, Resource};
+use turnstile_daemon::limits::{Held, Holder, Limits, Resource};
 
 /// TIMEOUT: shorter than the time after which a client that takes nothing is given up.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
@@ -60,18 +60,16 @@ pub(super) async fn list(
     }))
 }
 
-impl Shared {
-    /// A place for a stream of a caller.
-    pub(super) fn stream_of(&self, caller: &Caller) -> Result<Held, Problem> {
-        let client = caller.name.split(" pid:").next().unwrap_or_default();
-        let holder = Holder {
-            account: format!("api {client}").into(),
-            tenant: None,
-            trusted: caller.role >= Role::Operator,
-        };
-        let taken = self.fleet.limits().take(Resource::EventStreams, &holder, 1);
-        taken.map_err(|error| Problem::new(StatusCode::TOO_MANY_REQUESTS, error.to_string()))
-    }
+/// A place for a stream of a caller.
+pub(super) fn stream_of(limits: &Arc<Limits>, caller: &Caller) -> Result<Held, Problem> {
+    let client = caller.name.split(" pid:").next().unwrap_or_default();
+    let holder = Holder {
+        account: format!("api {client}").into(),
+        tenant: None,
+        trusted: caller.role >= Role::Operator,
+    };
+    let taken = limits.take(Resource::EventStreams, &holder, 1);
+    taken.map_err(|error| Problem::new(StatusCode::TOO_MANY_REQUESTS, error.to_string()))
 }
 
 /// Events as they happen, as server-sent events, after the one in `Last-Event-ID`.
@@ -88,7 +86,7 @@ pub(super) async fn follow(
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
 ) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, Problem> {
-    let place = shared.stream_of(&caller)?;
+    let place = stream_of(shared.fleet.limits(), &caller)?;
     let journal = shared.fleet.journal().clone();
     let seen = headers.get("last-event-id");
     let seen = match seen.map(|seen| number(seen.to_str().unwrap_or_default())) {

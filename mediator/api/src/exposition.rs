@@ -45,7 +45,7 @@ pub(super) async fn metrics(State(shared): State<Arc<Shared>>, headers: HeaderMa
     let prices = in_force.prices.as_ref();
     let projects = prices.map_or_else(Default::default, |prices| prices.sub_accounts());
     let mut all = Vec::new();
-    for seen in &shared.gpus {
+    for seen in shared.gpus.iter() {
         let host = seen.snapshots.get();
         let identity = Identity {
             node: seen.identity.node.clone(),
@@ -67,9 +67,9 @@ pub(super) async fn metrics(State(shared): State<Arc<Shared>>, headers: HeaderMa
         }
     }
     all.extend(of_daemon(
-        (&shared.first().identity.node, &shared.version),
+        (&shared.gpus.first().identity.node, &shared.version),
         &shared.fleet.limits().snapshot(),
-        shared.ledger_health().as_ref(),
+        shared.gpus.ledger_health().as_ref(),
     ));
     let mut all = joined(all);
     if let Some(measured) = &shared.measured {

@@ -107,9 +107,9 @@ pub struct Gpu {
     pub untracked_processes: usize,
 }
 
-impl Shared {
-    pub(super) fn gpu(&self, place: usize) -> Gpu {
-        let seen = &self.gpus[place];
+impl Gpu {
+    pub(super) fn at(shared: &Shared, place: usize) -> Self {
+        let seen = shared.gpus.at(place);
         let snapshot = seen.snapshots.get();
         let capability = seen.host.gpu().capabilities();
         let engines = snapshot.engines.iter().map(|engine| {
@@ -126,7 +126,7 @@ impl Shared {
                 wall_ns: totals.accounted_ns().0,
             }
         });
-        Gpu {
+        Self {
             id: seen.identity.gpu.clone(),
             node: seen.identity.node.clone(),
             model: seen.identity.model.clone(),
@@ -135,7 +135,7 @@ impl Shared {
             memory_bytes: capability.memory_bytes,
             host_pool_bytes: capability.host_pool_bytes,
             vms: snapshot.tenants.len(),
-            cordoned: self.fleet.is_closed(place),
+            cordoned: shared.fleet.is_closed(place),
             charge: Charge::of(capability.worked),
             silent: seen.host.silence(),
             at_ns: snapshot.at.0,
@@ -160,7 +160,7 @@ pub(super) async fn list(
     State(shared): State<Arc<Shared>>,
     query: Result<Query<PageQuery>, QueryRejection>,
 ) -> Result<Json<Page<Gpu>>, Problem> {
-    let gpus = (0..shared.gpus.len()).map(|place| shared.gpu(place));
+    let gpus = (0..shared.gpus.iter().len()).map(|place| Gpu::at(&shared, place));
     let named: BTreeMap<String, Gpu> = gpus.map(|gpu| (gpu.id.clone(), gpu)).collect();
     Page::of(query, named).map(Json)
 }
@@ -179,30 +179,28 @@ pub(super) async fn get(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    let place = shared.place_of(&id)?;
-    Ok(tagged(&headers, &shared.gpu(place)))
+    let place = shared.gpus.place_of(&id)?;
+    Ok(tagged(&headers, &Gpu::at(&shared, place)))
 }
 
-impl Shared {
-    /// Closes a GPU to further tenants, or opens it again, and answers with the GPU.
-    async fn cordon(self: Arc<Self>, write: Write, closed: bool) -> Result<Gpu, Problem> {
-        let place = self.place_of(&write.name)?;
-        let _one_at_a_time = self.writes.lock().await;
-        let before = self.fleet.is_closed(place);
-        if before != closed {
-            let audit = self.audit(&write, Some(&before), Some(&closed))?;
-            let mut kept = self.kept();
-            if closed {
-                kept.cordoned.insert(write.name.clone());
-            } else {
-                kept.cordoned.remove(&write.name);
-            }
-            self.keep(kept).await?;
-            self.fleet.close(place, closed);
-            audit.emit(&self.fleet);
+/// Closes a GPU to further tenants, or opens it again, and answers with the GPU.
+async fn close(shared: Arc<Shared>, write: Write, closed: bool) -> Result<Gpu, Problem> {
+    let place = shared.gpus.place_of(&write.name)?;
+    let turn = shared.turn().await;
+    let before = shared.fleet.is_closed(place);
+    if before != closed {
+        let audit = turn.audit(&write, Some(&before), Some(&closed))?;
+        let mut kept = turn.kept();
+        if closed {
+            kept.cordoned.insert(write.name.clone());
+        } else {
+            kept.cordoned.remove(&write.name);
         }
-        Ok(self.gpu(place))
+        turn.keep(kept).await?;
+        shared.fleet.close(place, closed);
+        audit.emit(&shared.fleet);
     }
+    Ok(Gpu::at(&shared, place))
 }
 
 /// Closes a GPU to further tenants; those on it stay. It holds over restarts of the daemon.
@@ -221,7 +219,7 @@ pub(super) async fn cordon(
     Path(id): Path<String>,
 ) -> Result<Json<Gpu>, Problem> {
     let write = Write::of_gpu(caller, request, id);
-    detached(shared.cordon(write, true)).await.map(Json)
+    detached(close(shared, write, true)).await.map(Json)
 }
 
 /// Opens a GPU to further tenants again.
@@ -240,5 +238,5 @@ pub(super) async fn uncordon(
     Path(id): Path<String>,
 ) -> Result<Json<Gpu>, Problem> {
     let write = Write::of_gpu(caller, request, id);
-    detached(shared.cordon(write, false)).await.map(Json)
+    detached(close(shared, write, false)).await.map(Json)
 }

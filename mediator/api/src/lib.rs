@@ -77,7 +77,8 @@ pub use tls::TlsError;
 use in_force::Current;
 use measured::Measured;
 use problem::Problem;
-use seen::Seen;
+use seen::Gpus;
+use usage::LedgerReader;
 
 use turnstile_daemon::Fleet;
 use turnstile_daemon::config::{ApiSection, MetricsSection};
@@ -101,19 +102,15 @@ pub struct ApiConfig {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) fleet: Arc<Fleet>,
-    /// The GPUs, in the fleet's order; at least one.
-    gpus: Vec<Seen>,
+    gpus: Gpus,
     state: Option<StateFile>,
     /// Held for the length of a write.
     writes: tokio::sync::Mutex<()>,
     in_force: Current,
     measured: Option<Measured>,
-    /// The file of the ledger.
-    ledger: Option<PathBuf>,
+    ledger: LedgerReader,
     /// The program's version.
     version: String,
-    /// Reads of the ledger at a time.
-    reading: Arc<tokio::sync::Semaphore>,
 }
 
 /// What a request and an export leave, for the test of all that is exposed.

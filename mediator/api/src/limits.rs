@@ -69,7 +69,7 @@ pub(super) async fn get(
     Path(name): Path<String>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    Ok(tagged(&headers, &shared.vm(&name)?.limits))
+    Ok(tagged(&headers, &Vm::named(&shared, &name)?.limits))
 }
 
 /// Sets the limits of a tenant's GPU memory. A tenant keeps what it has beyond a new maximum, and

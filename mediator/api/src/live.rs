@@ -17,6 +17,7 @@ use utoipa::ToSchema;
 
 use super::Shared;
 use super::access::{Caller, Role};
+use super::events::stream_of;
 use super::notices::{Notice, Notices};
 use super::page::query;
 use super::problem::Problem;
@@ -40,7 +41,7 @@ impl Seen {
 pub(super) async fn poll(shared: Arc<Shared>) {
     let mut clock = tokio::time::interval(EVERY);
     clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut before: Vec<Option<Sample>> = vec![None; shared.gpus.len()];
+    let mut before: Vec<Option<Sample>> = vec![None; shared.gpus.iter().len()];
     let mut notices: Vec<Notices> = shared.gpus.iter().map(|_| Notices::default()).collect();
     loop {
         clock.tick().await;
@@ -96,7 +97,7 @@ pub(super) async fn host(
         Role::Viewer => "viewer",
         Role::Operator | Role::Administrator => "operator",
     };
-    let first = shared.first();
+    let first = shared.gpus.first();
     let gpus = shared.gpus.iter();
     Json(HostInfo {
         node: first.identity.node.clone(),
@@ -122,7 +123,7 @@ pub(super) async fn sample(
     of: Result<Query<GpuQuery>, QueryRejection>,
 ) -> Result<Json<Sample>, Problem> {
     let of = query(of)?;
-    Ok(Json(shared.seen(of.gpu.as_deref())?.sample()))
+    Ok(Json(shared.gpus.named(of.gpu.as_deref())?.sample()))
 }
 
 /// The last five minutes, a second each, the oldest first.
@@ -138,7 +139,7 @@ pub(super) async fn history(
     of: Result<Query<GpuQuery>, QueryRejection>,
 ) -> Result<Response, Problem> {
     let of = query(of)?;
-    let seen = shared.seen(of.gpu.as_deref())?;
+    let seen = shared.gpus.named(of.gpu.as_deref())?;
     let kept = seen.live.kept();
     let text = format!("[{}]", kept.join(","));
     let kind = [(header::CONTENT_TYPE, "application/json")];
@@ -159,8 +160,8 @@ pub(super) async fn stream(
     of: Result<Query<GpuQuery>, QueryRejection>,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Problem> {
     let of = query(of)?;
-    let views = shared.seen(of.gpu.as_deref())?.live.listen();
-    let place = shared.stream_of(&caller)?;
+    let views = shared.gpus.named(of.gpu.as_deref())?.live.listen();
+    let place = stream_of(shared.fleet.limits(), &caller)?;
     let events = views.map(move |text| {
         let _held = &place;
         Ok(Event::default().event("view").data(&*text))

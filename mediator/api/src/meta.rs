@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 
 use super::Shared;
 use super::problem::Problem;
-use turnstile_daemon::LedgerHealth;
+use super::seen::Gpus;
 use turnstile_vmm::wire::Protocols;
 
 /// Which daemon this is.
@@ -49,36 +49,21 @@ pub(crate) struct LedgerState {
     pub refused: u64,
 }
 
-impl Shared {
-    /// How the durable ledgers of all GPUs stand together; none without one.
-    pub(super) fn ledger_health(&self) -> Option<LedgerHealth> {
-        let each = self.gpus.iter();
-        let each = each.filter_map(|seen| seen.snapshots.get().ledger);
-        each.reduce(|a, b| LedgerHealth {
-            written: a.written + b.written,
-            failing: a.failing || b.failing,
-            refused: a.refused + b.refused,
-            behind_ns: a.behind_ns.max(b.behind_ns),
-            window_ns: a.window_ns,
-        })
-    }
-
-    fn health(&self) -> Health {
-        let ledger = self.ledger_health().map(|health| LedgerState {
-            written: health.written,
-            failing: health.failing,
-            refused: health.refused,
-        });
-        let each = self.gpus.iter().map(|seen| seen.snapshots.get());
-        let (at_ns, error) = each.fold((u64::MAX, 0), |(at, error), host| {
-            (at.min(host.at.0), error + host.conservation_error_ns)
-        });
-        Health {
-            at_ns,
-            // CAST: a sum of times of one run
-            conservation_error_ns: error as u64,
-            ledger,
-        }
+fn health(gpus: &Gpus) -> Health {
+    let ledger = gpus.ledger_health().map(|health| LedgerState {
+        written: health.written,
+        failing: health.failing,
+        refused: health.refused,
+    });
+    let each = gpus.iter().map(|seen| seen.snapshots.get());
+    let (at_ns, error) = each.fold((u64::MAX, 0), |(at, error), host| {
+        (at.min(host.at.0), error + host.conservation_error_ns)
+    });
+    Health {
+        at_ns,
+        // CAST: a sum of times of one run
+        conservation_error_ns: error as u64,
+        ledger,
     }
 }
 
@@ -91,7 +76,7 @@ impl Shared {
     )
 )]
 pub(super) async fn alive(State(shared): State<Arc<Shared>>) -> Json<Health> {
-    Json(shared.health())
+    Json(health(&shared.gpus))
 }
 
 /// Whether the daemon works: time is accounted for, and the ledger is written.
@@ -110,7 +95,7 @@ pub(super) async fn ready(State(shared): State<Arc<Shared>>) -> Response {
             format!("The GPU {gpu} is silent, and its time is charged to no tenant: {reason}");
         return Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail).into_response();
     }
-    let health = shared.health();
+    let health = health(&shared.gpus);
     let mut reasons = shared.gpus.iter();
     let reason = reasons.find_map(|seen| seen.snapshots.get().ledger_reason.clone());
     if let Some(reason) = reason {

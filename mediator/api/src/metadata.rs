@@ -16,7 +16,7 @@ use super::etag::tagged;
 use super::gate::RequestId;
 use super::params::IfMatch;
 use super::problem::Problem;
-use super::vm::VmMetadata;
+use super::vm::{Vm, VmMetadata};
 use super::write::{Write, set};
 
 /// Changes to what is set of a tenant. Null unsets: what the tenant brought is in force again. What
@@ -47,7 +47,7 @@ pub(super) async fn get(
     Path(name): Path<String>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    Ok(tagged(&headers, &shared.vm(&name)?.metadata))
+    Ok(tagged(&headers, &Vm::named(&shared, &name)?.metadata))
 }
 
 /// Sets instance id, project and labels in place of all that was set. What is not set stays as the

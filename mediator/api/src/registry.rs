@@ -14,7 +14,7 @@ use super::Shared;
 use super::access::Caller;
 use super::attachment::AttachmentBody;
 use super::body::Whole;
-use super::declare::DrainQuery;
+use super::declare::{DrainQuery, declare, end_declared};
 use super::etag::{expect, tagged_at};
 use super::gate::RequestId;
 use super::limits::check;
@@ -22,7 +22,7 @@ use super::page::query;
 use super::params::IfMatch;
 use super::problem::Problem;
 use super::vm::{Scheduling, Vm, VmMetadata};
-use super::write::{Write, detached, there};
+use super::write::{Write, carry_out, detached, there};
 use turnstile_abi::CHUNK_BYTES;
 use turnstile_daemon::declared::Declaration;
 use turnstile_daemon::{MemoryLimits, NAME_RULE, Settings, is_tenant_name};
@@ -139,11 +139,11 @@ pub(super) async fn register(
     let place = format!("/v1/vms/{name}");
     if let Some(declared) = registration.declaration(&caller)? {
         let write = Write::new(caller, id, "vm", name);
-        let (vm, is_new) = detached(shared.declare(write, declared)).await?;
+        let (vm, is_new) = detached(declare(shared, write, declared)).await?;
         return Ok(tagged_at(&place, is_new, &vm));
     }
     let wanted = registration.settings()?;
-    let known_before = shared.first().host.settings().contains_key(&name);
+    let known_before = shared.gpus.first().host.settings().contains_key(&name);
     let known = name.clone();
     let decide = move |_: Option<&Vm>, set: Option<Settings>| match set {
         None => Ok((Some(wanted), Ok(()))),
@@ -156,7 +156,7 @@ pub(super) async fn register(
         )),
     };
     let write = Write::new(caller, id, "vm", name.clone());
-    let vm = shared.write(write, decide).await?;
+    let vm = carry_out(&shared, write, decide).await?;
     Ok(tagged_at(&place, !known_before, &vm))
 }
 
@@ -181,12 +181,12 @@ pub(super) async fn forget(
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
     let terms = query(terms)?.terms()?;
-    if let Ok(vm) = shared.vm(&name)
+    if let Ok(vm) = Vm::named(&shared, &name)
         && vm.attachment.is_some()
     {
         expect(&headers, &vm, shared.in_force.get().strict)?;
         let write = Write::new(caller, id, "vm", name);
-        return Ok(match detached(shared.end_declared(write, terms)).await? {
+        return Ok(match detached(end_declared(shared, write, terms)).await? {
             Some(vm) => (StatusCode::ACCEPTED, Json(vm)).into_response(),
             None => StatusCode::NO_CONTENT.into_response(),
         });
@@ -203,6 +203,6 @@ pub(super) async fn forget(
         Ok((None, expect(&headers, vm, strict)))
     };
     let write = Write::new(caller, id, "vm", name);
-    shared.write(write, decide).await?;
+    carry_out(&shared, write, decide).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }

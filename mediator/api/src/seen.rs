@@ -5,10 +5,9 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use serde::Deserialize;
 use turnstile_accounting::record::GpuIdentity;
-use turnstile_daemon::{Fleet, Host};
+use turnstile_daemon::{Fleet, Host, LedgerHealth};
 use utoipa::IntoParams;
 
-use super::Shared;
 use super::problem::Problem;
 use super::recent::Live;
 use super::snapshots::Snapshots;
@@ -31,50 +30,67 @@ pub(super) struct GpuQuery {
     pub(super) gpu: Option<String>,
 }
 
-impl Seen {
-    /// Of all GPUs.
-    pub(super) fn of(fleet: &Fleet) -> Vec<Self> {
-        let seen = |member: &turnstile_daemon::Member| Self {
+/// The GPUs, in the fleet's order; at least one.
+#[derive(Debug)]
+pub(crate) struct Gpus(Vec<Seen>);
+
+impl Gpus {
+    pub(super) fn of(fleet: &Fleet) -> Self {
+        let seen = |member: &turnstile_daemon::Member| Seen {
             identity: member.identity.clone(),
             host: member.host.clone(),
             snapshots: Snapshots::new(member.host.clone()),
             live: Live::default(),
         };
-        fleet.members().iter().map(seen).collect()
+        Self(fleet.members().iter().map(seen).collect())
     }
-}
 
-impl Shared {
+    pub(super) fn iter(&self) -> std::slice::Iter<'_, Seen> {
+        self.0.iter()
+    }
+
+    /// The GPU at a place of the fleet.
+    pub(super) fn at(&self, place: usize) -> &Seen {
+        &self.0[place]
+    }
+
     /// The place of a GPU among the daemon's.
     pub(super) fn place_of(&self, gpu: &str) -> Result<usize, Problem> {
-        let mut places = self.gpus.iter();
-        places
-            .position(|seen| seen.identity.gpu == gpu)
-            .ok_or_else(|| {
-                let id: String = gpu.chars().take(64).collect();
-                let has: Vec<&str> = self
-                    .gpus
-                    .iter()
-                    .map(|one| one.identity.gpu.as_str())
-                    .collect();
-                let detail = format!("This daemon has no GPU {id:?}; it has {}", has.join(", "));
-                Problem::new(StatusCode::NOT_FOUND, detail)
-            })
+        let place = self.iter().position(|seen| seen.identity.gpu == gpu);
+        place.ok_or_else(|| {
+            let id: String = gpu.chars().take(64).collect();
+            let has: Vec<&str> = self.iter().map(|one| one.identity.gpu.as_str()).collect();
+            let detail = format!("This daemon has no GPU {id:?}; it has {}", has.join(", "));
+            Problem::new(StatusCode::NOT_FOUND, detail)
+        })
     }
 
     /// The GPU that a request names, or the first one.
-    pub(super) fn seen(&self, gpu: Option<&str>) -> Result<&Seen, Problem> {
-        Ok(&self.gpus[gpu.map_or(Ok(0), |gpu| self.place_of(gpu))?])
+    pub(super) fn named(&self, gpu: Option<&str>) -> Result<&Seen, Problem> {
+        Ok(self.at(gpu.map_or(Ok(0), |gpu| self.place_of(gpu))?))
     }
 
     /// The first GPU.
     pub(super) fn first(&self) -> &Seen {
         // PANIC: none; a fleet has a GPU
-        &self.gpus[0]
+        self.at(0)
     }
 
     /// Something was changed: the next reader gets new copies.
     pub(super) fn renew(&self) {
-        self.gpus.iter().for_each(|seen| seen.snapshots.renew());
+        self.iter().for_each(|seen| seen.snapshots.renew());
+    }
+
+    /// How the durable ledgers of all GPUs stand together; none without one.
+    pub(super) fn ledger_health(&self) -> Option<LedgerHealth> {
+        let each = self.iter();
+        let each = each.filter_map(|seen| seen.snapshots.get().ledger);
+        each.reduce(|a, b| LedgerHealth {
+            written: a.written + b.written,
+            failing: a.failing || b.failing,
+            refused: a.refused + b.refused,
+            behind_ns: a.behind_ns.max(b.behind_ns),
+            window_ns: a.window_ns,
+        })
     }
 }

@@ -20,11 +20,13 @@ use super::live;
 use super::measured::Measured;
 use super::metrics_listener::MetricsListener;
 use super::router::{open_router, router};
-use super::seen::Seen;
+use super::seen::Gpus;
 use super::state_file::StateFile;
 use super::sys::peer_groups;
 use super::tls::{Network, Renewal};
-use super::{ApiConfig, Shared};
+use super::usage::LedgerReader;
+use super::write::keep_names;
+use super::{ApiConfig, DebtFile, Shared};
 use turnstile_daemon::Fleet;
 use turnstile_daemon::config::{ApiSection, MetricsSection};
 use turnstile_daemon::socket::{ListenError, listen};
@@ -32,9 +34,6 @@ use turnstile_host::confine;
 
 /// Threads for what may take long: files and exports.
 const BLOCKING_THREADS: usize = 4;
-
-/// Reads of the ledger at a time; further ones get an error and may be tried again.
-const READS: usize = 2;
 
 /// TIMEOUT: what is under way when the daemon stops is a file of a few KiB; exports are given up.
 const LAST_MOMENT: Duration = Duration::from_secs(1);
@@ -125,15 +124,14 @@ impl Api {
         };
         let metrics = metrics.listen.map(open).transpose()?;
         let shared = Arc::new(Shared {
-            gpus: Seen::of(&fleet),
+            gpus: Gpus::of(&fleet),
             fleet,
             state,
             writes: tokio::sync::Mutex::new(()),
             in_force: Current::new(in_force),
             measured: Measured::new(),
-            ledger,
+            ledger: LedgerReader::new(ledger),
             version,
-            reading: Arc::new(tokio::sync::Semaphore::new(READS)),
         });
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -223,8 +221,10 @@ fn mode(in_force: &InForce) -> u32 {
 
 async fn run(shared: Arc<Shared>, doors: Doors, mut stopped: watch::Receiver<bool>) {
     tokio::spawn(live::poll(shared.clone()));
-    tokio::spawn(shared.clone().keep_names());
-    tokio::spawn(shared.clone().keep_debts());
+    tokio::spawn(keep_names(shared.clone()));
+    if let Some(state) = &shared.state {
+        tokio::spawn(DebtFile::beside(state).keep(shared.fleet.clone()));
+    }
     let router = router(shared.clone());
     let connections = Connections::new(shared.fleet.limits().clone());
     for Listening { listener, most } in doors.listening {

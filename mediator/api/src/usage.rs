@@ -179,13 +179,32 @@ fn problem(error: &ExportError) -> Problem {
     )
 }
 
-impl Shared {
-    /// Reads the ledger beside the API's thread, if not too many do.
+/// Reads of the ledger at a time; further ones get an error and may be tried again.
+const READS: usize = 2;
+
+/// The ledger, which requests read beside the API's thread.
+#[derive(Debug)]
+pub(crate) struct LedgerReader {
+    /// Its file, if one is kept.
+    path: Option<PathBuf>,
+    /// Reads at a time.
+    reading: Arc<tokio::sync::Semaphore>,
+}
+
+impl LedgerReader {
+    pub(super) fn new(path: Option<PathBuf>) -> Self {
+        Self {
+            path,
+            reading: Arc::new(tokio::sync::Semaphore::new(READS)),
+        }
+    }
+
+    /// Reads the ledger, if not too many do.
     async fn read<T: Send + 'static>(
         &self,
         read: impl FnOnce(&mut SqliteStore, &GoOn<'_>) -> Result<T, ExportError> + Send + 'static,
     ) -> Result<T, Problem> {
-        let Some(path): Option<PathBuf> = self.ledger.clone() else {
+        let Some(path): Option<PathBuf> = self.path.clone() else {
             return Err(Problem::new(
                 StatusCode::NOT_FOUND,
                 "No ledger is kept: ledger.path in the daemon's configuration names one",
@@ -240,6 +259,7 @@ pub(super) async fn sums(
     let request = query(requested)?.request()?;
     let (from, to) = (request.from, request.to);
     let summed = shared
+        .ledger
         .read(move |store, go_on| summary(store, &request, TENANTS_MAX, go_on))
         .await?;
     // CAST: of 32 days and some engines
@@ -395,6 +415,7 @@ async fn exported(
     kind: &'static str,
 ) -> Result<Response, Problem> {
     let made = shared
+        .ledger
         .read(move |store, go_on| {
             let mut out = io::BufWriter::new(Bounded {
                 file: tempfile::tempfile()?,

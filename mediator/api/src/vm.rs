@@ -300,10 +300,10 @@ fn absent(name: &str, settings: &Settings, default: Weight, account: Option<Stri
     }
 }
 
-impl Shared {
+impl Vm {
     /// All tenants by name: those that are connected, and those of which something is set.
-    pub(super) fn vms(&self) -> BTreeMap<String, Vm> {
-        let first = self.first();
+    pub(super) fn all(shared: &Shared) -> BTreeMap<String, Self> {
+        let first = shared.gpus.first();
         let (default, set) = (first.host.default_weight(), first.snapshots.get());
         let settings = &set.settings;
         let named = |(name, settings): (&String, &Settings)| {
@@ -312,7 +312,7 @@ impl Shared {
             (name.clone(), vm)
         };
         let mut vms: BTreeMap<String, Vm> = settings.iter().map(named).collect();
-        for seen in &self.gpus {
+        for seen in shared.gpus.iter() {
             let last = seen.live.last();
             let rows = last.iter().flat_map(|view| &view.tenants);
             let entitled: BTreeMap<u32, f64> = rows.map(|row| (row.tenant, row.entitled)).collect();
@@ -324,7 +324,7 @@ impl Shared {
                 vms.insert(tenant.name.clone(), vm);
             }
         }
-        for declared in self.fleet.declared() {
+        for declared in shared.fleet.declared() {
             if let Some(vm) = vms.get_mut(&declared.declared.name) {
                 vm.attachment = Some(VmAttachment::of(&declared));
                 vm.gpu = vm.gpu.take().or(declared.placed);
@@ -335,15 +335,15 @@ impl Shared {
     }
 
     /// A tenant that is listed, or has a name that belongs to an account.
-    pub(super) fn vm(&self, name: &str) -> Result<Vm, Problem> {
-        let known = self.vms().remove(name).or_else(|| {
-            let first = &self.first().host;
+    pub(super) fn named(shared: &Shared, name: &str) -> Result<Self, Problem> {
+        let known = Self::all(shared).remove(name).or_else(|| {
+            let first = &shared.gpus.first().host;
             let (owner, default) = (first.owner(name)?, first.default_weight());
             Some(absent(name, &Settings::default(), default, Some(owner)))
         });
         let mut vm = known.ok_or_else(|| Problem::no_vm(name))?;
         vm.held = vm.number.map(|number| {
-            let held = self.fleet.limits().of_tenant(TenantId(number));
+            let held = shared.fleet.limits().of_tenant(TenantId(number));
             let named = |(name, amount): (&str, Amount)| (name.to_owned(), amount);
             held.into_iter().map(named).collect()
         });

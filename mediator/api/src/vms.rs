@@ -33,7 +33,7 @@ pub(super) async fn list(
     State(shared): State<Arc<Shared>>,
     query: Result<Query<PageQuery>, axum::extract::rejection::QueryRejection>,
 ) -> Result<Response, Problem> {
-    let page = Page::of(query, shared.vms())?;
+    let page = Page::of(query, Vm::all(&shared))?;
     // A buffer that grows step by step would be copied as often.
     let mut body = Vec::with_capacity(VM_JSON_BYTES * (1 + page.items.len()));
     serde_json::to_writer(&mut body, &page)
@@ -55,7 +55,7 @@ pub(super) async fn get(
     Path(name): Path<String>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    Ok(tagged(&headers, &shared.vm(&name)?))
+    Ok(tagged(&headers, &Vm::named(&shared, &name)?))
 }
 
 /// How a tenant is scheduled.
@@ -72,7 +72,7 @@ pub(super) async fn scheduling(
     Path(name): Path<String>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    Ok(tagged(&headers, &shared.vm(&name)?.scheduling))
+    Ok(tagged(&headers, &Vm::named(&shared, &name)?.scheduling))
 }
 
 /// Sets how a tenant is scheduled; holds from the next decision on.

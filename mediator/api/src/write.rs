@@ -95,7 +95,7 @@ pub(super) async fn set<T: Serialize + 'static>(
         enter(vm, &mut settings)?;
         Ok((Some(settings), expect(&headers, &part(vm), strict)))
     };
-    let vm = shared.write(write, decide).await?;
+    let vm = carry_out(shared, write, decide).await?;
     Ok(tagged(&HeaderMap::new(), &vm.as_ref().map(part)))
 }
 
@@ -116,101 +116,43 @@ impl From<SettingsError> for Problem {
     }
 }
 
+/// The turn of a write, which alone changes what is set.
+pub(super) struct Turn<'a> {
+    shared: &'a Shared,
+    _one_at_a_time: tokio::sync::MutexGuard<'a, ()>,
+}
+
 impl Shared {
-    /// Carries a write out. `decide` gets the tenant and its settings, and returns the new settings
-    /// or `None` to remove them. Returns the tenant as it is then.
-    pub(super) async fn write(
-        self: &Arc<Self>,
-        write: Write,
-        decide: impl FnOnce(Option<&Vm>, Option<Settings>) -> Decided + Send + 'static,
-    ) -> Result<Option<Vm>, Problem> {
-        let shared = self.clone();
-        detached(async move { shared.carry_out(&write, decide).await }).await
+    pub(super) async fn turn(&self) -> Turn<'_> {
+        Turn {
+            shared: self,
+            _one_at_a_time: self.writes.lock().await,
+        }
     }
+}
 
-    async fn carry_out(
-        &self,
-        write: &Write,
-        decide: impl FnOnce(Option<&Vm>, Option<Settings>) -> Decided,
-    ) -> Result<Option<Vm>, Problem> {
-        let _one_at_a_time = self.writes.lock().await;
-        self.renew();
-        let name = &write.name;
-        let mut kept = self.kept();
-        let vm = self.vm(name).ok();
-        let before = kept.tenants.get(name).cloned();
-        let (wanted, meant) = decide(vm.as_ref(), before.clone())?;
-        self.fleet.check_settings(name, wanted.as_ref())?;
-        meant?;
-        // A tenant that is forgotten gives its name back, whether something is set of it or not.
-        let freed = wanted.is_none().then(|| kept.names.remove(name)).flatten();
-        if wanted == before && freed.is_none() {
-            return Ok(vm);
-        }
-        let mut audit = self.audit(write, before.as_ref(), wanted.as_ref())?;
-        if let (Some(account), Value::Null) = (&freed, &audit.change.old) {
-            audit.change.old = serde_json::json!({ "account": account });
-        }
-        match wanted.clone() {
-            Some(settings) => kept.tenants.insert(name.clone(), settings),
-            None => kept.tenants.remove(name),
-        };
-        self.keep(kept).await?;
-        if let Err(error) = self.fleet.set_settings(name, wanted) {
-            // A tenant connected or left meanwhile, and the change does not fit any more.
-            self.keep(self.kept()).await?;
-            return Err(error.into());
-        }
-        if freed.is_some() {
-            self.fleet.forget_name(name);
-        }
-        self.renew();
-        audit.emit(&self.fleet);
-        Ok(self.vm(name).ok())
-    }
-
+impl Turn<'_> {
     /// What a state file keeps, as it is now.
     pub(super) fn kept(&self) -> Kept {
-        let mut tenants = self.first().host.settings();
+        let mut tenants = self.shared.gpus.first().host.settings();
         // What is set of a VM that is ending ends with it.
-        let declared = self.fleet.declared();
+        let declared = self.shared.fleet.declared();
         for vm in declared.iter().filter(|vm| vm.life == Life::Ending) {
             tenants.remove(&vm.declared.name);
         }
-        let (accounts, names) = self.first().host.kept_accounts();
+        let (accounts, names) = self.shared.gpus.first().host.kept_accounts();
         Kept {
             tenants,
             accounts,
             names,
-            cordoned: self.fleet.closed().map(str::to_owned).collect(),
-            vms: self.fleet.kept_vms(),
-        }
-    }
-
-    /// Writes names that tenants have taken, and moves of declared VMs, to the state file. It does
-    /// so every [`KEEP_EVERY`], for as long as the API runs. A name that was taken after the last
-    /// write is free after a crash.
-    pub(super) async fn keep_names(self: Arc<Self>) {
-        let mut written = 0;
-        loop {
-            tokio::time::sleep(KEEP_EVERY).await;
-            let changes = self.fleet.kept_changes();
-            if changes == written {
-                continue;
-            }
-            let writes = self.writes.lock().await;
-            let kept = self.keep(self.kept()).await;
-            drop(writes);
-            match kept {
-                Ok(()) => written = changes,
-                Err(_) => tokio::time::sleep(KEEP_AGAIN).await,
-            }
+            cordoned: self.shared.fleet.closed().map(str::to_owned).collect(),
+            vms: self.shared.fleet.kept_vms(),
         }
     }
 
     /// Makes what is set durable.
     pub(super) async fn keep(&self, kept: Kept) -> Result<(), Problem> {
-        let Some(file) = self.state.clone() else {
+        let Some(file) = self.shared.state.clone() else {
             return Ok(());
         };
         let saved = tokio::task::spawn_blocking(move || file.save(&kept)).await;
@@ -233,7 +175,7 @@ impl Shared {
         old: Option<&T>,
         new: Option<&T>,
     ) -> Result<Audit, Problem> {
-        if !self.first().host.can_note() {
+        if !self.shared.gpus.first().host.can_note() {
             return Err(Problem::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "Nothing was changed: the ledger, which notes every change, is not written (is the disk full?)",
@@ -251,6 +193,79 @@ impl Shared {
                 new: value(new),
             },
         })
+    }
+}
+
+/// Carries a write out. `decide` gets the tenant and its settings, and returns the new settings
+/// or `None` to remove them. Returns the tenant as it is then.
+pub(super) async fn carry_out(
+    shared: &Arc<Shared>,
+    write: Write,
+    decide: impl FnOnce(Option<&Vm>, Option<Settings>) -> Decided + Send + 'static,
+) -> Result<Option<Vm>, Problem> {
+    let shared = shared.clone();
+    detached(async move { change(&shared, &write, decide).await }).await
+}
+
+async fn change(
+    shared: &Shared,
+    write: &Write,
+    decide: impl FnOnce(Option<&Vm>, Option<Settings>) -> Decided,
+) -> Result<Option<Vm>, Problem> {
+    let turn = shared.turn().await;
+    shared.gpus.renew();
+    let name = &write.name;
+    let mut kept = turn.kept();
+    let vm = Vm::named(shared, name).ok();
+    let before = kept.tenants.get(name).cloned();
+    let (wanted, meant) = decide(vm.as_ref(), before.clone())?;
+    shared.fleet.check_settings(name, wanted.as_ref())?;
+    meant?;
+    // A tenant that is forgotten gives its name back, whether something is set of it or not.
+    let freed = wanted.is_none().then(|| kept.names.remove(name)).flatten();
+    if wanted == before && freed.is_none() {
+        return Ok(vm);
+    }
+    let mut audit = turn.audit(write, before.as_ref(), wanted.as_ref())?;
+    if let (Some(account), Value::Null) = (&freed, &audit.change.old) {
+        audit.change.old = serde_json::json!({ "account": account });
+    }
+    match wanted.clone() {
+        Some(settings) => kept.tenants.insert(name.clone(), settings),
+        None => kept.tenants.remove(name),
+    };
+    turn.keep(kept).await?;
+    if let Err(error) = shared.fleet.set_settings(name, wanted) {
+        // A tenant connected or left meanwhile, and the change does not fit any more.
+        turn.keep(turn.kept()).await?;
+        return Err(error.into());
+    }
+    if freed.is_some() {
+        shared.fleet.forget_name(name);
+    }
+    shared.gpus.renew();
+    audit.emit(&shared.fleet);
+    Ok(Vm::named(shared, name).ok())
+}
+
+/// Writes names that tenants have taken, and moves of declared VMs, to the state file. It does
+/// so every [`KEEP_EVERY`], for as long as the API runs. A name that was taken after the last
+/// write is free after a crash.
+pub(super) async fn keep_names(shared: Arc<Shared>) {
+    let mut written = 0;
+    loop {
+        tokio::time::sleep(KEEP_EVERY).await;
+        let changes = shared.fleet.kept_changes();
+        if changes == written {
+            continue;
+        }
+        let turn = shared.turn().await;
+        let kept = turn.keep(turn.kept()).await;
+        drop(turn);
+        match kept {
+            Ok(()) => written = changes,
+            Err(_) => tokio::time::sleep(KEEP_AGAIN).await,
+        }
     }
 }
 
