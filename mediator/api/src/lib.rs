@@ -31,6 +31,7 @@ mod exposition;
 mod gate;
 pub mod gpus;
 mod in_force;
+mod ledger;
 mod limits;
 pub mod live;
 mod measured;
@@ -75,10 +76,10 @@ pub use state_file::{Kept, StateFile, StateFileError};
 pub use tls::TlsError;
 
 use in_force::Current;
+use ledger::LedgerReader;
 use measured::Measured;
 use problem::Problem;
 use seen::Gpus;
-use usage::LedgerReader;
 
 use turnstile_daemon::Fleet;
 use turnstile_daemon::config::{ApiSection, MetricsSection};
