@@ -176,8 +176,6 @@ const ROOMS: &[(&str, usize)] = &[
     ("mediator/nvidia/src/worker/engine.rs Engine", 3),
     ("mediator/preload/src/heap/mod.rs Heap", 3),
     ("mediator/soft/src/core.rs Core", 6),
-    ("policies/src/dfq/mod.rs Dfq", 3),
-    ("policies/src/owed/mod.rs Owed", 4),
 ];
 
 /// The type of an inherent `impl` that begins on a line.

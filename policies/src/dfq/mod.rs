@@ -43,9 +43,11 @@ use crate::policy::{
 use crate::table::Tuning;
 use crate::virtual_time::{VirtualSpan, VirtualTime};
 use account::Account;
+use entity::Entity;
 use level::{Level, Rules};
 use std::collections::BTreeMap;
 use tenant::Tenant;
+use time::{Served, charge_reserved, serve};
 use turnstile_accounting::{AccountId, Demand, EngineState, Moment, Nanos, TenantId};
 
 /// Weighted, capped, disengaged fair queuing over accounts and tenants.
@@ -72,6 +74,9 @@ pub struct Dfq {
     held: BTreeMap<TenantId, HoldReason>,
     decisions: Vec<TenantDecision>,
 }
+
+/// The weight at which system virtual time advances while no account takes part.
+const IDLE_WEIGHT: u64 = 100;
 
 /// Service by which an entity may be ahead of one with a waiting command. It sets the order in
 /// which queued commands start; a late decision costs no engine time.
@@ -103,6 +108,66 @@ impl Dfq {
             held: BTreeMap::new(),
             decisions: Vec::new(),
         }
+    }
+
+    /// Advances to `to`. Places that expire before that do so in order; time never goes back.
+    fn advance_to(&mut self, to: Moment) {
+        while let Some(at) = self.expires_at().filter(|at| *at <= to) {
+            self.pass(at);
+            let (now, rules) = (self.now, self.rules);
+            for account in self.accounts.values_mut() {
+                account.expire(now, &rules);
+            }
+            self.changed = true;
+        }
+        self.pass(to);
+    }
+
+    /// When the next place of any account expires.
+    fn expires_at(&self) -> Option<Moment> {
+        self.accounts.values().filter_map(Account::expires_at).min()
+    }
+
+    /// Charges the time until `to`, in which the engine and the tenants did not change.
+    fn pass(&mut self, to: Moment) {
+        let length = to.since(self.now);
+        if length == Nanos::ZERO {
+            return;
+        }
+        self.update();
+        self.now = to;
+        match self.engine {
+            Some(EngineState::Running(tenant) | EngineState::Fault(tenant)) => {
+                let served = Served {
+                    now: to,
+                    length,
+                    weight: self.level.runnable_weight(),
+                    preempts: self.rules.preemption.is_some(),
+                    fills: self.preemption.fills(),
+                };
+                if let Some(id) = self.owners.get(&tenant) {
+                    serve(&mut self.accounts, (*id, tenant), &served);
+                }
+            }
+            Some(EngineState::Switching) => {
+                // A preemption is charged to the account that it was for.
+                let payer = self.preemption.payer();
+                if let Some(account) = payer.and_then(|id| self.accounts.get_mut(&id)) {
+                    let weight = account.entity.share();
+                    account.entity.clock.charge(length, weight);
+                }
+            }
+            Some(EngineState::Idle) => charge_reserved(&mut self.accounts, &self.level, length),
+            None => {}
+        }
+        let present = self.accounts.values().map(|account| &account.entity);
+        let least = present
+            .filter(|entity| entity.is_present())
+            .map(Entity::at)
+            .min();
+        // While no account takes part, a lag ahead is forgiven as time passes.
+        let passed = || self.system + VirtualSpan::of(length, IDLE_WEIGHT);
+        self.system = self.system.max(least.unwrap_or_else(passed));
     }
 
     fn account_of(&mut self, tenant: TenantId) -> Option<&mut Account> {

@@ -46,9 +46,10 @@ use crate::params::{Cap, Membership, TenantParams, Weight};
 use crate::policy::PolicyError;
 use crate::table::Tuning;
 use account::{Account, Tenant, set_quota};
-use choose::Ending;
+use choose::{Ending, choose, ending};
 pub use look::{Measured, Orders, Standing, TenantOrder};
 use settle::{LoadWindow, Past};
+use slices::Bounds;
 use spell::Spell;
 use std::collections::{BTreeMap, VecDeque};
 use target::Credit;
@@ -231,7 +232,7 @@ impl Owed {
         }
         if !unknown
             && self.turns.current().is_none()
-            && let Some(holder) = self.choose()
+            && let Some(holder) = choose(&self.accounts, self.turn_length())
         {
             self.turns.begin(holder, now, self.turn_length());
         }
@@ -294,7 +295,7 @@ impl Owed {
             return;
         };
         let (holder, half) = (turn.holder, turn.is_half_over(now));
-        let ending = self.ending(turn, now);
+        let ending = ending(&self.accounts, turn, now);
         if half {
             self.turns.half(now);
         }
@@ -326,6 +327,57 @@ impl Owed {
             for node in tenants.chain([&mut account.node]) {
                 node.owed = node.owed.min(0);
             }
+        }
+    }
+
+    /// Gives the orders that apply until the next poll.
+    fn give_orders(&mut self, now: Moment) {
+        let mut list = std::mem::take(&mut self.orders.tenants);
+        list.clear();
+        let holder = self.turns.holder();
+        let least = orders::least_part(&self.accounts);
+        let short = orders::is_target_due(&self.accounts);
+        for (id, account) in &self.accounts {
+            for (tenant_id, tenant) in account.connected() {
+                let bounds = Bounds {
+                    blocks: tenant.state.blocks,
+                    beside_target: short && tenant.credit.is_none(),
+                };
+                list.push(TenantOrder {
+                    tenant: tenant_id,
+                    hold: orders::hold(holder, (*id, account), (tenant_id, tenant), now),
+                    slice_ns: slices::slice(tenant.state.part, least, bounds),
+                });
+            }
+        }
+        for order in &list {
+            if let Ok(tenant) = self.tenant(order.tenant) {
+                tenant.held = order.hold.is_some();
+            }
+        }
+        self.orders.tenants = list;
+        let turns = (self.turns.current(), self.turn_length());
+        self.orders.next_look = orders::next_look_after(&self.accounts, turns, now);
+        let in_turn = self.turns.current().is_some();
+        self.orders.exact = in_turn || self.accounts.values().any(orders::is_exact);
+    }
+
+    /// What applies to a tenant that was just added.
+    fn order_of_new(&mut self, id: TenantId, now: Moment) -> TenantOrder {
+        let holder = self.turns.holder();
+        let account_id = self.owners.get(&id);
+        let account = account_id.and_then(|id| Some((*id, self.accounts.get(id)?)));
+        let hold = account.and_then(|(account_id, account)| {
+            let tenant = account.tenants.get(&id)?;
+            orders::hold(holder, (account_id, account), (id, tenant), now)
+        });
+        if let Ok(tenant) = self.tenant(id) {
+            tenant.held = hold.is_some();
+        }
+        TenantOrder {
+            tenant: id,
+            hold,
+            slice_ns: slices::SLICE_MIN,
         }
     }
 
