@@ -175,7 +175,6 @@ const ROOMS: &[(&str, usize)] = &[
     ("mediator/nvidia/src/sharing/mod.rs Shared", 3),
     ("mediator/nvidia/src/worker/engine.rs Engine", 3),
     ("mediator/preload/src/heap/mod.rs Heap", 3),
-    ("mediator/soft/src/core.rs Core", 6),
 ];
 
 /// The type of an inherent `impl` that begins on a line.

@@ -8,7 +8,7 @@
 //! Invariant: the log of every engine is a complete timeline, and the status registers always equal
 //! its last record.
 
-mod again;
+pub(crate) mod again;
 pub(crate) mod demand;
 pub(crate) mod dispatch;
 pub(crate) mod front_end;
@@ -253,7 +253,7 @@ impl Core {
             }
         }
         self.stop_engines_of(tenant);
-        self.forget_moves_of(tenant);
+        self.moves.forget(tenant);
         self.settle(now);
     }
 
@@ -269,7 +269,7 @@ impl Core {
                 let part = &mut owner.front_end;
                 self.budgets.forget(channel.tenant, part, slot);
             }
-            self.touch(channel.tenant);
+            self.demand.touch(channel.tenant);
         }
         self.changed();
     }
@@ -339,6 +339,24 @@ impl Core {
         Ok(())
     }
 
+    /// Whether a suspended tenant is on no engine.
+    pub(super) fn is_quiet(&self, tenant: TenantId) -> bool {
+        let suspended = self.tenants.get(&tenant).is_some_and(|t| t.suspended);
+        let loads = self.engines.iter().filter_map(|engine| engine.load());
+        suspended && !loads.into_iter().any(|load| load.is_command_of(tenant))
+    }
+
+    /// Releases the chunks that a tenant has freed. If a command of the tenant executes, they are
+    /// released when it ends.
+    pub(super) fn settle_limbo(&self, tenant: TenantId) {
+        let loads = self.engines.iter().filter_map(|engine| engine.load());
+        if let Some(entry) = self.tenants.get(&tenant)
+            && !loads.into_iter().any(|load| load.is_command_of(tenant))
+        {
+            entry.context.space.settle_limbo();
+        }
+    }
+
     /// Fills in what each open channel of the tenant has to do.
     pub(super) fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>) {
         let slots = self.tenants.get(&tenant).into_iter();
@@ -403,14 +421,14 @@ impl Core {
             self.poll_doorbells(now, tenant);
         }
         self.queue_waits(None);
-        self.front_end(now);
+        front_end::pass(self, now);
     }
 
     /// Polls the tenant's doorbells.
     pub(super) fn ring(&mut self, now: Moment, tenant: TenantId) {
         self.poll_doorbells(now, tenant);
         self.queue_waits(Some(tenant));
-        self.front_end(now);
+        front_end::pass(self, now);
     }
 
     fn poll_doorbells(&mut self, now: Moment, owner: TenantId) {
@@ -430,8 +448,8 @@ impl Core {
             let running = matches!(channel.phase, Phase::Running);
             match channel.announce(now, put) {
                 Ok(false) => continue,
-                Ok(true) if running => self.touch(owner),
-                Ok(true) => self.line_up(slot),
+                Ok(true) if running => self.demand.touch(owner),
+                Ok(true) => front_end::line_up(self, slot),
                 Err(fault) => self.fault_channel(now, slot, fault),
             }
             self.changed();
@@ -445,7 +463,7 @@ impl Core {
         if let Some(channel) = &mut self.slots[slot as usize].channel {
             let tenant = channel.tenant;
             channel.fault(now, fault);
-            self.touch(tenant);
+            self.demand.touch(tenant);
             self.changed();
         }
     }
@@ -458,7 +476,7 @@ impl Core {
             channel.is_some_and(|c| tenant.is_none_or(|t| t == c.tenant) && c.wait_is_over())
         };
         for slot in self.waits.iter().filter(over).copied().collect::<Vec<_>>() {
-            self.line_up(slot);
+            front_end::line_up(self, slot);
         }
     }
 }

@@ -14,7 +14,7 @@ use self::virtual_time::VirtualGpu;
 use super::address_space::AddressSpace;
 use super::address_space::swap::Swap;
 use super::config::SoftConfig;
-use super::core::Core;
+use super::core::{Core, demand, moves};
 use super::execute::context::Context;
 use super::memory::CardMemory;
 use super::registers::Registers;
@@ -230,7 +230,7 @@ macro_rules! impl_gpu {
             }
 
             fn move_memory(&self, order: MoveOrder) -> Result<(), MoveError> {
-                self.drive(|core, _| core.order_move(order))
+                self.drive(|core, _| moves::order(core, order))
             }
 
             fn read_memory_events(&self, events: &mut Vec<MemoryEvent>) {
@@ -257,7 +257,7 @@ macro_rules! impl_gpu {
 
             fn read(&self, reading: &mut EngineReading) {
                 self.with_core(|core| {
-                    core.read_demand(&mut reading.demand);
+                    demand::read(core, &mut reading.demand);
                     core.read_events(&mut reading.switches);
                     reading.add_copied(std::mem::take(&mut core.copied));
                 });

@@ -9,41 +9,39 @@ use super::Core;
 use super::dispatch::Engine;
 use crate::config::ENGINES;
 
-impl Core {
-    /// Begins anew, without tenants; the numbers of its records go on. Returns what was before.
-    pub(crate) fn replace(&mut self, now: Moment) -> Self {
-        let now = self.tick(now);
-        self.stop_all();
-        let mut new = Self {
-            registers: self.registers.clone(),
-            changes: self.changes.clone(),
-            memory_log: self.memory_log.clone(),
-            board: self.board.clone(),
-            ..Self::new(self.config, now)
-        };
-        std::mem::swap(&mut new.log, &mut self.log);
-        for event in new.log.restart(now) {
-            new.board.iter().for_each(|board| board.switched(&event));
-        }
-        new.settle(now);
-        new.changed();
-        std::mem::replace(self, new)
+/// Begins anew, without tenants; the numbers of its records go on. Returns what was before.
+pub(crate) fn replace(core: &mut Core, now: Moment) -> Core {
+    let now = core.tick(now);
+    stop_all(core);
+    let mut new = Core {
+        registers: core.registers.clone(),
+        changes: core.changes.clone(),
+        memory_log: core.memory_log.clone(),
+        board: core.board.clone(),
+        ..Core::new(core.config, now)
+    };
+    std::mem::swap(&mut new.log, &mut core.log);
+    for event in new.log.restart(now) {
+        new.board.iter().for_each(|board| board.switched(&event));
     }
+    new.settle(now);
+    new.changed();
+    std::mem::replace(core, new)
+}
 
-    /// Requests a stop of all work on engines.
-    pub(crate) fn stop_all(&mut self) {
-        for load in self.engines.iter().filter_map(Engine::load) {
-            load.stop.end();
-        }
+/// Requests a stop of all work on engines.
+pub(crate) fn stop_all(core: &mut Core) {
+    for load in core.engines.iter().filter_map(Engine::load) {
+        load.stop.end();
     }
+}
 
-    /// Since when each engine's command is known to have to end, as it was stopped.
-    pub(crate) fn stopped_since(&mut self, now: Moment) -> [Option<Moment>; ENGINES] {
-        let now = self.tick(now);
-        std::array::from_fn(|index| {
-            let stop = &self.engines[index].load()?.stop;
-            let since = || *stop.known_since.get_or_init(|| now);
-            stop.is_ended().then(since)
-        })
-    }
+/// Since when each engine's command is known to have to end, as it was stopped.
+pub(crate) fn stopped_since(core: &mut Core, now: Moment) -> [Option<Moment>; ENGINES] {
+    let now = core.tick(now);
+    std::array::from_fn(|index| {
+        let stop = &core.engines[index].load()?.stop;
+        let since = || *stop.known_since.get_or_init(|| now);
+        stop.is_ended().then(since)
+    })
 }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use turnstile_accounting::{EngineId, EngineState, Moment, Nanos, TenantId};
 
-use super::{Core, SlotRef};
+use super::{Core, SlotRef, demand, front_end, moves};
 use crate::channel::Phase;
 use crate::config::{COMPUTE, ENGINES};
 use crate::execute::transfer_bytes;
@@ -111,7 +111,7 @@ impl Core {
             self.elapse(now, index, starts);
         }
         if self.memory_log.is_some() {
-            self.assign_moves(now, self.copies_wait(), starts);
+            moves::assign(self, now, moves::copies_wait(self), starts);
         }
         let mut started = [false; ENGINES];
         for class in [Class::Compute, Class::Copy] {
@@ -121,10 +121,10 @@ impl Core {
             }
         }
         if self.memory_log.is_some() {
-            self.assign_moves(now, false, starts);
+            moves::assign(self, now, false, starts);
         }
         self.settle(now);
-        self.notice_starved(started);
+        demand::notice_starved(self, started);
     }
 
     /// What time alone does to an engine.
@@ -231,12 +231,12 @@ impl Core {
         } else {
             self.begin(now, index, load, starts);
         }
-        self.touch(tenant);
+        self.demand.touch(tenant);
     }
 
     /// An engine begins to execute.
     fn begin(&mut self, now: Moment, index: usize, load: Load, starts: &mut Vec<Start>) {
-        self.touch(load.tenant);
+        self.demand.touch(load.tenant);
         let slot = load.channel.map(|channel| channel.slot);
         let Some((channel, slot)) = self.find(load.channel).zip(slot) else {
             return;
@@ -303,9 +303,9 @@ impl Core {
             *copied = copied.saturating_add(bytes);
         }
         if let Work::Move(moving) = &*job.work {
-            return self.moved(moving, now.since(since));
+            return moves::moved(self, moving, now.since(since));
         }
-        self.touch(tenant);
+        self.demand.touch(tenant);
         if self.memory_log.is_some() {
             self.settle_limbo(tenant);
         }
@@ -329,8 +329,8 @@ impl Core {
                 drop(job);
                 channel.phase = Phase::Fetching;
                 channel.complete(now);
-                self.engine_finished(tenant);
-                self.line_up(slot);
+                front_end::engine_finished(self, tenant);
+                front_end::line_up(self, slot);
             }
             Outcome::Preempted(mut progress) => {
                 progress.ran = job.progress.ran + now.since(since);
@@ -412,7 +412,7 @@ impl Core {
             let class = load.job.work.class();
             channel.phase = Phase::Queued(load.job);
             self.ready[class as usize].insert(slot);
-            self.touch(load.tenant);
+            self.demand.touch(load.tenant);
         }
     }
 
@@ -467,7 +467,7 @@ impl Core {
                 State::Running { deadline, load, .. } => deadline.filter(|_| !load.stop.is_ended()),
                 State::Idle => None,
             });
-        due.chain(self.next_refill()).min()
+        due.chain(self.budgets.next_refill(self.now)).min()
     }
 
     /// Logs the changes up to now, so that states of zero length leave no record; updates the
@@ -486,6 +486,6 @@ impl Core {
                 }
             }
         }
-        self.log_demand(now);
+        demand::log(self, now);
     }
 }

@@ -137,6 +137,12 @@ impl Budgets {
         self.leave_if_served(tenant, part);
         Some(slot)
     }
+
+    /// When the first parked channel goes on.
+    pub(crate) fn next_refill(&self, now: Moment) -> Option<Moment> {
+        let budgets = self.0.values();
+        budgets.filter_map(|budget| budget.refill(now)).min()
+    }
 }
 
 impl Part {
@@ -185,123 +191,110 @@ fn turn_cost(cost: Nanos) -> Nanos {
     Nanos(cost.0.saturating_mul(TURN_BUDGET.into()))
 }
 
-impl Core {
-    /// Puts a channel in line for the front end.
-    pub(crate) fn line_up(&mut self, slot: u32) {
-        if let Some(channel) = &mut self.slots[slot as usize].channel
-            && !channel.in_line
+/// Puts a channel in line for the front end.
+pub(crate) fn line_up(core: &mut Core, slot: u32) {
+    if let Some(channel) = &mut core.slots[slot as usize].channel
+        && !channel.in_line
+    {
+        channel.in_line = true;
+        core.line.push_back(slot);
+    }
+}
+
+/// Puts parked channels back in line, with a turn of their account's budget each.
+fn unpark(core: &mut Core, now: Moment) {
+    let waiting = core.line.len();
+    for budget in core.budgets.0.values_mut() {
+        while budget.refill(now).is_some_and(|at| at <= now)
+            && let Some(tenant) = budget.waiting.pop_front()
         {
-            channel.in_line = true;
-            self.line.push_back(slot);
-        }
-    }
-
-    /// Whether a channel is in line.
-    pub(crate) fn has_backlog(&self) -> bool {
-        !self.line.is_empty()
-    }
-
-    /// When the first parked channel goes on.
-    pub(crate) fn next_refill(&self) -> Option<Moment> {
-        let budgets = self.budgets.0.values();
-        budgets.filter_map(|budget| budget.refill(self.now)).min()
-    }
-
-    /// Puts parked channels back in line, with a turn of their account's budget each.
-    fn unpark(&mut self, now: Moment) {
-        let waiting = self.line.len();
-        for budget in self.budgets.0.values_mut() {
-            while budget.refill(now).is_some_and(|at| at <= now)
-                && let Some(tenant) = budget.waiting.pop_front()
-            {
-                let Some(owner) = self.tenants.get_mut(&tenant) else {
-                    continue;
-                };
-                let part = &mut owner.front_end;
-                if let Some(slot) = part.parked.pop_front() {
-                    budget.spend(now, TURN_BUDGET);
-                    part.grant(TURN_BUDGET);
-                    self.line.push_back(slot);
-                }
-                if !part.parked.is_empty() {
-                    budget.waiting.push_back(tenant);
-                }
-            }
-        }
-        if self.line.len() > waiting {
-            // Words that parked channels wait for were not watched.
-            self.changed();
-        }
-    }
-
-    /// An engine has finished a command of the tenant.
-    pub(crate) fn engine_finished(&mut self, tenant: TenantId) {
-        if let Some(owner) = self.tenants.get_mut(&tenant)
-            && let Some(slot) = self.budgets.engine_finished(tenant, &mut owner.front_end)
-        {
-            self.line.push_back(slot);
-            self.changed();
-        }
-    }
-
-    /// Fetches commands of the channels in line, [`TURN_BUDGET`] of each in turn.
-    pub(crate) fn front_end(&mut self, now: Moment) {
-        let now = self.tick(now);
-        self.unpark(now);
-        let mut left = PASS_BUDGET;
-        while left > 0
-            && let Some(slot) = self.line.pop_front()
-        {
-            let Some(channel) = &mut self.slots[slot as usize].channel else {
-                continue;
-            };
-            let tenant = channel.tenant;
-            let Some(owner) = self.tenants.get_mut(&tenant) else {
+            let Some(owner) = core.tenants.get_mut(&tenant) else {
                 continue;
             };
             let part = &mut owner.front_end;
-            let affordable = self.budgets.left(part, now);
-            if affordable == 0 {
-                // It stays marked as in line, so that it is parked once.
-                self.budgets.park(tenant, part, slot);
-                continue;
+            if let Some(slot) = part.parked.pop_front() {
+                budget.spend(now, TURN_BUDGET);
+                part.grant(TURN_BUDGET);
+                core.line.push_back(slot);
             }
-            channel.in_line = false;
-            let budget = TURN_BUDGET.min(left).min(affordable);
-            let mut rest = budget;
-            let mut fenced = false;
-            let turn = channel.turn(now, &mut rest, &mut fenced);
-            let fetched = budget - rest;
-            // The last command of such a turn is one for an engine.
-            let for_engine = u32::from(turn == Turn::Queued);
-            let spent = fetched.saturating_sub(for_engine);
-            self.budgets.spend(part, now, spent);
-            let queued = match &channel.phase {
-                Phase::Queued(job) => Some(job.work.class()),
-                _ => None,
-            };
-            if (turn == Turn::Waits) != self.waits.contains(&slot) {
-                self.changed();
+            if !part.parked.is_empty() {
+                budget.waiting.push_back(tenant);
             }
-            if turn == Turn::Waits {
-                self.waits.insert(slot);
-            } else {
-                self.waits.remove(&slot);
-            }
-            match turn {
-                Turn::More => self.line_up(slot),
-                Turn::Faulted => self.changed(),
-                Turn::Empty | Turn::Waits | Turn::Queued => {}
-            }
-            if let Some(class) = queued {
-                self.ready[class as usize].insert(slot);
-                self.touch(tenant);
-            }
-            if fenced {
-                self.queue_waits(Some(tenant));
-            }
-            // Even a turn that fetched nothing is one.
-            left = left.saturating_sub(fetched + 1);
         }
+    }
+    if core.line.len() > waiting {
+        // Words that parked channels wait for were not watched.
+        core.changed();
+    }
+}
+
+/// An engine has finished a command of the tenant.
+pub(crate) fn engine_finished(core: &mut Core, tenant: TenantId) {
+    if let Some(owner) = core.tenants.get_mut(&tenant)
+        && let Some(slot) = core.budgets.engine_finished(tenant, &mut owner.front_end)
+    {
+        core.line.push_back(slot);
+        core.changed();
+    }
+}
+
+/// Fetches commands of the channels in line, [`TURN_BUDGET`] of each in turn.
+pub(crate) fn pass(core: &mut Core, now: Moment) {
+    let now = core.tick(now);
+    unpark(core, now);
+    let mut left = PASS_BUDGET;
+    while left > 0
+        && let Some(slot) = core.line.pop_front()
+    {
+        let Some(channel) = &mut core.slots[slot as usize].channel else {
+            continue;
+        };
+        let tenant = channel.tenant;
+        let Some(owner) = core.tenants.get_mut(&tenant) else {
+            continue;
+        };
+        let part = &mut owner.front_end;
+        let affordable = core.budgets.left(part, now);
+        if affordable == 0 {
+            // It stays marked as in line, so that it is parked once.
+            core.budgets.park(tenant, part, slot);
+            continue;
+        }
+        channel.in_line = false;
+        let budget = TURN_BUDGET.min(left).min(affordable);
+        let mut rest = budget;
+        let mut fenced = false;
+        let turn = channel.turn(now, &mut rest, &mut fenced);
+        let fetched = budget - rest;
+        // The last command of such a turn is one for an engine.
+        let for_engine = u32::from(turn == Turn::Queued);
+        let spent = fetched.saturating_sub(for_engine);
+        core.budgets.spend(part, now, spent);
+        let queued = match &channel.phase {
+            Phase::Queued(job) => Some(job.work.class()),
+            _ => None,
+        };
+        if (turn == Turn::Waits) != core.waits.contains(&slot) {
+            core.changed();
+        }
+        if turn == Turn::Waits {
+            core.waits.insert(slot);
+        } else {
+            core.waits.remove(&slot);
+        }
+        match turn {
+            Turn::More => line_up(core, slot),
+            Turn::Faulted => core.changed(),
+            Turn::Empty | Turn::Waits | Turn::Queued => {}
+        }
+        if let Some(class) = queued {
+            core.ready[class as usize].insert(slot);
+            core.demand.touch(tenant);
+        }
+        if fenced {
+            core.queue_waits(Some(tenant));
+        }
+        // Even a turn that fetched nothing is one.
+        left = left.saturating_sub(fetched + 1);
     }
 }

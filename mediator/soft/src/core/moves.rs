@@ -39,6 +39,15 @@ pub(crate) struct Moves {
     guests_turn: [bool; 2],
 }
 
+impl Moves {
+    /// Removes the queued moves of a removed tenant.
+    pub(crate) fn forget(&mut self, tenant: TenantId) {
+        for queue in &mut self.queues {
+            queue.retain(|queued| queued.owner != tenant);
+        }
+    }
+}
+
 /// The copy engine of a direction.
 const fn engine(direction: Direction) -> usize {
     COMPUTE + 1 + direction as usize
@@ -46,137 +55,110 @@ const fn engine(direction: Direction) -> usize {
 
 const _: () = assert!(engine(Direction::In) < ENGINES);
 
-impl Core {
-    /// Whether a suspended tenant is on no engine.
-    pub(crate) fn is_quiet(&self, tenant: TenantId) -> bool {
-        let suspended = self.tenants.get(&tenant).is_some_and(|t| t.suspended);
-        let loads = self.engines.iter().filter_map(|engine| engine.load());
-        suspended && !loads.into_iter().any(|load| load.is_command_of(tenant))
+/// Queues an order.
+pub(crate) fn order(core: &mut Core, order: MoveOrder) -> Result<(), MoveError> {
+    let MoveOrder {
+        owner,
+        cause,
+        direction,
+        chunks,
+    } = order;
+    if core.config.pool_bytes().is_none() {
+        return Err(MoveError::Unsupported);
     }
+    let quiet = core.is_quiet(owner);
+    let tenant = core.tenants.get_mut(&owner);
+    let tenant = tenant.ok_or(MoveError::NoSuchTenant(owner))?;
+    if !quiet {
+        return Err(MoveError::MayRun(owner));
+    }
+    tenant.moving += chunks.len();
+    let context = &tenant.context;
+    let queued = chunks.into_iter().map(|chunk| Queued {
+        owner,
+        cause,
+        chunk,
+        context: context.clone(),
+    });
+    core.moves.queues[direction as usize].extend(queued);
+    Ok(())
+}
 
-    /// Releases the chunks that a tenant has freed. If a command of the tenant executes, they are
-    /// released when it ends.
-    pub(crate) fn settle_limbo(&self, tenant: TenantId) {
-        let loads = self.engines.iter().filter_map(|engine| engine.load());
-        if let Some(entry) = self.tenants.get(&tenant)
-            && !loads.into_iter().any(|load| load.is_command_of(tenant))
+/// Gives queued moves to free copy engines; `yielding`: only where it is not a guest's turn.
+pub(crate) fn assign(core: &mut Core, now: Moment, yielding: bool, starts: &mut Vec<Start>) {
+    for direction in [Direction::Out, Direction::In] {
+        let index = engine(direction);
+        if !matches!(core.engines[index].state, State::Idle) {
+            continue;
+        }
+        if yielding && std::mem::take(&mut core.moves.guests_turn[direction as usize]) {
+            continue;
+        }
+        let queue = &mut core.moves.queues[direction as usize];
+        let Some(first) = queue.pop_front() else {
+            continue;
+        };
+        core.moves.guests_turn[direction as usize] = true;
+        let mut chunks = vec![first.chunk];
+        let same = |next: &mut Queued| next.owner == first.owner && next.cause == first.cause;
+        while chunks.len() < BATCH
+            && let Some(next) = queue.pop_front_if(same)
         {
-            entry.context.space.settle_limbo();
+            chunks.push(next.chunk);
         }
-    }
-
-    /// Queues an order.
-    pub(crate) fn order_move(&mut self, order: MoveOrder) -> Result<(), MoveError> {
-        let MoveOrder {
-            owner,
-            cause,
-            direction,
-            chunks,
-        } = order;
-        if self.config.pool_bytes().is_none() {
-            return Err(MoveError::Unsupported);
-        }
-        let quiet = self.is_quiet(owner);
-        let tenant = self.tenants.get_mut(&owner);
-        let tenant = tenant.ok_or(MoveError::NoSuchTenant(owner))?;
-        if !quiet {
-            return Err(MoveError::MayRun(owner));
-        }
-        tenant.moving += chunks.len();
-        let context = &tenant.context;
-        let queued = chunks.into_iter().map(|chunk| Queued {
-            owner,
-            cause,
-            chunk,
-            context: context.clone(),
-        });
-        self.moves.queues[direction as usize].extend(queued);
-        Ok(())
-    }
-
-    /// Removes the queued moves of a removed tenant.
-    pub(crate) fn forget_moves_of(&mut self, tenant: TenantId) {
-        for queue in &mut self.moves.queues {
-            queue.retain(|queued| queued.owner != tenant);
-        }
-    }
-
-    /// Gives queued moves to free copy engines; `yielding`: only where it is not a guest's turn.
-    pub(crate) fn assign_moves(&mut self, now: Moment, yielding: bool, starts: &mut Vec<Start>) {
-        for direction in [Direction::Out, Direction::In] {
-            let index = engine(direction);
-            if !matches!(self.engines[index].state, State::Idle) {
-                continue;
-            }
-            if yielding && std::mem::take(&mut self.moves.guests_turn[direction as usize]) {
-                continue;
-            }
-            let queue = &mut self.moves.queues[direction as usize];
-            let Some(first) = queue.pop_front() else {
-                continue;
-            };
-            self.moves.guests_turn[direction as usize] = true;
-            let mut chunks = vec![first.chunk];
-            let same = |next: &mut Queued| next.owner == first.owner && next.cause == first.cause;
-            while chunks.len() < BATCH
-                && let Some(next) = queue.pop_front_if(same)
-            {
-                chunks.push(next.chunk);
-            }
-            let moving = Moving::new(first.owner, first.cause, direction, chunks);
-            let work = Arc::new(Work::Move(moving));
-            let load = Load::for_mediator(
-                first.cause,
-                Job {
-                    work: work.clone(),
-                    progress: Progress::default(),
-                },
-            );
-            // The move runs in the host's own channel: the next tenant has to load its context
-            // again.
-            self.engines[index].context = None;
-            starts.push(Start {
-                engine: index,
-                starts_at: now,
-                work,
+        let moving = Moving::new(first.owner, first.cause, direction, chunks);
+        let work = Arc::new(Work::Move(moving));
+        let load = Load::for_mediator(
+            first.cause,
+            Job {
+                work: work.clone(),
                 progress: Progress::default(),
-                context: first.context,
-                stop: load.stop.clone(),
-            });
-            let host = super::SLOTS as u32;
-            self.registers.set_busy(index, host, first.cause);
-            self.engines[index].state = State::Running {
-                since: now,
-                deadline: None,
-                load,
-            };
-        }
+            },
+        );
+        // The move runs in the host's own channel: the next tenant has to load its context
+        // again.
+        core.engines[index].context = None;
+        starts.push(Start {
+            engine: index,
+            starts_at: now,
+            work,
+            progress: Progress::default(),
+            context: first.context,
+            stop: load.stop.clone(),
+        });
+        let host = super::SLOTS as u32;
+        core.registers.set_busy(index, host, first.cause);
+        core.engines[index].state = State::Running {
+            since: now,
+            deadline: None,
+            load,
+        };
     }
+}
 
-    /// Whether a guest's copy waits for an engine.
-    pub(crate) fn copies_wait(&self) -> bool {
-        let ready = &self.ready[Class::Copy as usize];
-        ready.iter().any(|slot| !self.is_away(*slot))
+/// Whether a guest's copy waits for an engine.
+pub(crate) fn copies_wait(core: &Core) -> bool {
+    let ready = &core.ready[Class::Copy as usize];
+    ready.iter().any(|slot| !core.is_away(*slot))
+}
+
+/// Reports the result of an ended move for each chunk.
+pub(crate) fn moved(core: &mut Core, moving: &Moving, took: Nanos) {
+    let count = moving.chunks.len();
+    if let Some(tenant) = core.tenants.get_mut(&moving.owner) {
+        tenant.moving = tenant.moving.saturating_sub(count);
     }
-
-    /// Reports the result of an ended move for each chunk.
-    pub(crate) fn moved(&mut self, moving: &Moving, took: Nanos) {
-        let count = moving.chunks.len();
-        if let Some(tenant) = self.tenants.get_mut(&moving.owner) {
-            tenant.moving = tenant.moving.saturating_sub(count);
-        }
-        let Some(log) = &self.memory_log else { return };
-        let each = Nanos(took.0 / count.max(1) as u64);
-        for (chunk, outcome) in moving.outcomes() {
-            log.push(MemoryEvent::Moved(MoveReport {
-                owner: moving.owner,
-                cause: moving.cause,
-                direction: moving.direction,
-                chunk,
-                copied_bytes: outcome.unwrap_or(0),
-                took: each,
-                result: outcome.map(|_| ()),
-            }));
-        }
+    let Some(log) = &core.memory_log else { return };
+    let each = Nanos(took.0 / count.max(1) as u64);
+    for (chunk, outcome) in moving.outcomes() {
+        log.push(MemoryEvent::Moved(MoveReport {
+            owner: moving.owner,
+            cause: moving.cause,
+            direction: moving.direction,
+            chunk,
+            copied_bytes: outcome.unwrap_or(0),
+            took: each,
+            result: outcome.map(|_| ()),
+        }));
     }
 }

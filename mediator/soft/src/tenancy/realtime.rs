@@ -24,7 +24,7 @@ use super::Driver;
 use crate::address_space::swap::Swap;
 use crate::board::Board;
 use crate::config::{COMPUTE, ENGINES, SoftConfig};
-use crate::core::{Core, Watched};
+use crate::core::{Core, Watched, again, front_end};
 use crate::execute::clock::Clock;
 use crate::execute::execute;
 use crate::execute::work::{Outcome, Start};
@@ -99,7 +99,7 @@ impl Shared {
             state.inbox[engine] = Some(start);
             self.begin[engine].notify_one();
         }
-        if state.core.take_notice() {
+        if state.core.demand.take_notice() {
             self.noticed.store(true, Ordering::Release);
             if let Some(board) = &state.core.board {
                 board.notice();
@@ -110,7 +110,7 @@ impl Shared {
         let due = state.core.next_wakeup();
         let early = due.is_some_and(|due| state.watcher_until.is_none_or(|until| due < until));
         let news = self.changes.load(Ordering::Acquire) != state.watcher_knows;
-        if (early || news || state.core.has_backlog())
+        if (early || news || !state.core.line.is_empty())
             && let Some(watcher) = &state.watcher
         {
             watcher.unpark();
@@ -148,7 +148,7 @@ impl Shared {
             }
             self.drive(&mut state, |core, now| {
                 core.finished(now, index, outcome);
-                core.front_end(now);
+                front_end::pass(core, now);
             });
             // May be the last that holds the tenant's memory, which takes long to give back.
             drop(state);
@@ -173,7 +173,7 @@ impl Shared {
             let until = state.core.next_wakeup();
             state.watcher_knows = known;
             state.watcher_until = until;
-            let backlog = state.core.has_backlog();
+            let backlog = !state.core.line.is_empty();
             drop(state);
             if backlog {
                 thread::yield_now();
@@ -377,7 +377,7 @@ impl Driver for SoftGpu {
                 return Err(format!("Its thread {name} has ended"));
             }
         }
-        let stopped = self.drive(Core::stopped_since);
+        let stopped = self.drive(again::stopped_since);
         for (name, since) in THREADS.iter().zip(stopped) {
             if since.is_some_and(|since| self.clock().since(since) > STUCK_AFTER) {
                 return Err(format!("Its thread {name} does not stop a command"));
@@ -390,7 +390,7 @@ impl Driver for SoftGpu {
     /// returns.
     fn take_back(&self) -> Result<Contexts, String> {
         let mut state = self.shared.lock();
-        let before = state.core.replace(self.shared.clock.now());
+        let before = again::replace(&mut state.core, self.shared.clock.now());
         state.generation += 1;
         state.broken = None;
         state.inbox = Default::default();
@@ -412,7 +412,7 @@ impl Drop for SoftGpu {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         state.ending = true;
-        state.core.stop_all();
+        again::stop_all(&mut state.core);
         state.core.changed();
         let watcher = state.watcher.take();
         drop(state);

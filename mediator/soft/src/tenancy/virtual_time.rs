@@ -17,7 +17,7 @@ use turnstile_accounting::{Moment, Nanos};
 use super::Driver;
 use crate::address_space::swap::Swap;
 use crate::config::{ENGINES, Kernels, SoftConfig};
-use crate::core::Core;
+use crate::core::{Core, front_end};
 use crate::execute::kernel::run_virtual;
 use crate::execute::work::{Kernel, Outcome, Progress, Start, Work};
 use crate::execute::{execute_transfer, given_length, transfer_bytes};
@@ -208,7 +208,7 @@ impl VirtualGpu {
 
     /// Takes the notice that a decision is due (see [`turnstile_gpu::Metering::wait`]).
     pub fn take_notice(&self) -> bool {
-        self.lock().core.take_notice()
+        self.lock().core.demand.take_notice()
     }
 
     /// Lets time pass until the GPU waits for its guests, but not beyond `limit`.
@@ -246,9 +246,9 @@ impl State {
         let mut starts = Vec::new();
         loop {
             let stopped = self.stop_runs();
-            self.core.front_end(now);
+            front_end::pass(&mut self.core, now);
             self.core.dispatch(now, &mut starts);
-            if !stopped && starts.is_empty() && !self.core.has_backlog() {
+            if !stopped && starts.is_empty() && self.core.line.is_empty() {
                 return answer;
             }
             for start in starts.drain(..) {

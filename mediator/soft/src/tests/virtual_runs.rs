@@ -5,7 +5,7 @@ use turnstile_accounting::{EngineId, EngineState, Moment, SwitchEvent};
 
 use super::timeline::totals;
 use super::*;
-use crate::core::Core;
+use crate::core::again;
 use crate::tenancy::Driver as _;
 use crate::{COMPUTE, CostModel, Kernels, SoftConfig, VirtualGpu};
 use turnstile_gpu::Suspend;
@@ -373,9 +373,9 @@ fn command_that_was_stopped_is_known_since_when_until_its_engine_is_free() {
     channel.push(&kernel(&channel.vm, Nanos::from_ms(5)));
     channel.ring_watched(&gpu);
     gpu.advance_to(Moment(1_000_000));
-    let since = |at| gpu.with_core(|core| core.stopped_since(Moment(at)));
+    let since = |at| gpu.with_core(|core| again::stopped_since(core, Moment(at)));
     assert_eq!(since(1_000_000), [None; 3], "it runs");
-    gpu.with_core(Core::stop_all);
+    gpu.with_core(again::stop_all);
     for at in [2_000_000, 3_000_000] {
         assert_eq!(since(at), [Some(Moment(2_000_000)), None, None]);
     }
