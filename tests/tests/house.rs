@@ -169,8 +169,6 @@ const ROOMS: &[(&str, usize)] = &[
     ("mediator/daemon/src/host.rs State", 5),
     ("mediator/daemon/src/memory/manager.rs MemoryManager", 3),
     ("mediator/mediation/src/lib.rs Mediation", 4),
-    ("mediator/nvidia-guest/src/check/mod.rs Vm", 3),
-    ("mediator/nvidia-guest/src/device/mod.rs Device", 6),
     ("mediator/nvidia/src/sets.rs Shared", 3),
     ("mediator/nvidia/src/sharing/mod.rs Shared", 3),
     ("mediator/nvidia/src/worker/engine.rs Engine", 3),

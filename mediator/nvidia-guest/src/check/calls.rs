@@ -108,7 +108,7 @@ impl Vm {
             if client != 0 || read_u32(top, 4) != 0 || read_u32(top, 8) != 0 {
                 return Err(Refusal::Foreign);
             }
-            if self.clients.len() >= self.limits.clients {
+            if self.objects.clients.len() >= self.limits.clients {
                 self.refusals.limited += 1;
                 return Ok(Checked::of(Action::Answer(status::INSUFFICIENT_RESOURCES)));
             }
@@ -246,7 +246,7 @@ impl Vm {
 
     /// A call that makes one object.
     fn counted(&mut self, action: Action, channels: usize) -> Result<Checked, Refusal> {
-        let usage = self.usage;
+        let usage = self.objects.usage;
         if usage.objects >= self.limits.objects || usage.channels + channels > self.limits.channels
         {
             self.refusals.limited += 1;
@@ -288,8 +288,8 @@ impl Vm {
                 };
                 // The driver never gives a handle out twice.
                 self.free(handle, handle, freed);
-                self.clients.insert(handle, made);
-                self.usage.objects += 1;
+                self.objects.clients.insert(handle, made);
+                self.objects.usage.objects += 1;
                 None
             }
             escape::RM_ALLOC => {
@@ -312,7 +312,7 @@ impl Vm {
                     pinned_bytes: checked.pinned_bytes,
                     detail,
                 };
-                Some(self.insert(client, handle, object))
+                Some(self.objects.insert(client, handle, object))
             }
             escape::RM_ALLOC_MEMORY => {
                 let object = Object {
@@ -321,7 +321,7 @@ impl Vm {
                     pinned_bytes: checked.pinned_bytes,
                     ..Object::default()
                 };
-                Some(self.insert(client, handle, object))
+                Some(self.objects.insert(client, handle, object))
             }
             escape::RM_DUP_OBJECT => {
                 self.used(word(12), word(16));
@@ -330,7 +330,7 @@ impl Vm {
                     parent: word(4),
                     ..Object::default()
                 };
-                Some(self.insert(client, handle, object))
+                Some(self.objects.insert(client, handle, object))
             }
             escape::RM_FREE => {
                 self.free(client, handle, freed);
@@ -350,7 +350,7 @@ impl Vm {
                         pinned_bytes: checked.pinned_bytes,
                         ..object
                     };
-                    self.insert(client, handle, object);
+                    self.objects.insert(client, handle, object);
                     return None;
                 }
                 let mapping = if class::is_doorbells(object.class) {
@@ -398,7 +398,7 @@ impl Vm {
 
     /// Notes that more than the handle refers to memory.
     fn used(&mut self, client: u32, handle: u32) {
-        let client = self.clients.get_mut(&client);
+        let client = self.objects.clients.get_mut(&client);
         if let Some(object) = client.and_then(|client| client.objects.get_mut(&handle))
             && object.class == class::GPU_MEMORY
         {
@@ -421,7 +421,7 @@ impl Vm {
             pinned_bytes: bytes,
             ..Object::default()
         };
-        self.insert(space.client, handle, object);
+        self.objects.insert(space.client, handle, object);
         if let Some(file) = self.files.get_mut(&file)
             && file.ranges.insert(base, (space.client, handle)).is_none()
         {
@@ -462,7 +462,7 @@ impl Vm {
                     quota.min(value)
                 }
                 index if FREES.contains(&index) => {
-                    let free = quota.min(card).saturating_sub(self.usage.gpu_bytes);
+                    let free = quota.min(card).saturating_sub(self.objects.usage.gpu_bytes);
                     // Without a total in the list, the driver's figure bounds it.
                     let is_free = movable_bytes.is_some() && card != u64::MAX;
                     if is_free { free } else { free.min(value) }

@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 pub use objects::{Freed, Made, Object};
 
 use crate::abi::{Layout, Node, Parts, Release};
-use objects::{Client, File};
+use objects::{File, Objects};
 
 /// What a VM may have at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -215,9 +215,8 @@ pub struct Vm {
     limits: Limits,
     files: BTreeMap<u32, File>,
     last_file: u32,
-    clients: BTreeMap<u32, Client>,
+    objects: Objects,
     ranges: usize,
-    usage: Usage,
     refusals: Refusals,
 }
 
@@ -229,9 +228,8 @@ impl Vm {
             limits,
             files: BTreeMap::new(),
             last_file: 0,
-            clients: BTreeMap::new(),
+            objects: Objects::default(),
             ranges: 0,
-            usage: Usage::default(),
             refusals: Refusals::default(),
         }
     }
@@ -243,7 +241,7 @@ impl Vm {
 
     /// What it has.
     pub const fn usage(&self) -> Usage {
-        self.usage
+        self.objects.usage
     }
 
     /// What was refused.
@@ -288,6 +286,7 @@ impl Vm {
             freed.extend(owned);
         }
         let clients = self
+            .objects
             .clients
             .iter()
             .filter(|(_, client)| client.file == file);
@@ -322,9 +321,25 @@ impl Vm {
             .map(|(number, _)| *number)
     }
 
+    /// An object, if the VM has it.
+    pub fn object(&self, client: u32, handle: u32) -> Option<Object> {
+        self.objects.get(client, handle)
+    }
+
+    /// Removes an object and all below it.
+    fn free(&mut self, client: u32, handle: u32, freed: &mut Vec<Freed>) {
+        let whole = client == handle && self.objects.clients.contains_key(&client);
+        self.objects.free(client, handle, freed);
+        if whole {
+            for file in self.files.values_mut() {
+                file.spaces.retain(|space| space.client != client);
+            }
+        }
+    }
+
     /// The file that a client was made on.
     pub(crate) fn client_file(&self, client: u32) -> Option<u32> {
-        self.clients.get(&client).map(|client| client.file)
+        self.objects.clients.get(&client).map(|client| client.file)
     }
 
     /// Address spaces of a file of unified memory.
@@ -396,10 +411,10 @@ impl Vm {
             Err(Refusal::Malformed | Refusal::NoFile) => self.refusals.malformed += 1,
             Err(Refusal::Limit) => self.refusals.limited += 1,
             Ok(ref checked) => {
-                self.usage.gpu_bytes += checked.gpu_bytes;
-                self.usage.pinned_bytes += checked.pinned_bytes;
-                self.usage.objects += checked.objects;
-                self.usage.channels += checked.channels;
+                self.objects.usage.gpu_bytes += checked.gpu_bytes;
+                self.objects.usage.pinned_bytes += checked.pinned_bytes;
+                self.objects.usage.objects += checked.objects;
+                self.objects.usage.channels += checked.channels;
             }
         }
         checked
@@ -413,10 +428,10 @@ impl Vm {
         checked: &Checked,
         done: bool,
     ) -> (Option<Made>, Vec<Freed>) {
-        self.usage.gpu_bytes -= checked.gpu_bytes;
-        self.usage.pinned_bytes -= checked.pinned_bytes;
-        self.usage.objects -= checked.objects;
-        self.usage.channels -= checked.channels;
+        self.objects.usage.gpu_bytes -= checked.gpu_bytes;
+        self.objects.usage.pinned_bytes -= checked.pinned_bytes;
+        self.objects.usage.objects -= checked.objects;
+        self.objects.usage.channels -= checked.channels;
         let mut freed = Vec::new();
         let made = if done {
             self.apply(call, checked, &mut freed)
@@ -428,12 +443,12 @@ impl Vm {
 
     /// Whether memory of this size fits beside what is there.
     fn pins(&self, bytes: u64) -> bool {
-        let sum = self.usage.pinned_bytes.checked_add(bytes);
+        let sum = self.objects.usage.pinned_bytes.checked_add(bytes);
         sum.is_some_and(|sum| sum <= self.limits.pinned_bytes)
     }
 
     fn fits_quota(&self, bytes: u64) -> bool {
-        let sum = self.usage.gpu_bytes.checked_add(bytes);
+        let sum = self.objects.usage.gpu_bytes.checked_add(bytes);
         sum.is_some_and(|sum| self.limits.gpu_bytes.is_none_or(|quota| sum <= quota))
     }
 
@@ -443,7 +458,7 @@ impl Vm {
     }
 
     fn own(&self, client: u32) -> Result<(), Refusal> {
-        if self.clients.contains_key(&client) {
+        if self.objects.clients.contains_key(&client) {
             Ok(())
         } else {
             Err(Refusal::Foreign)

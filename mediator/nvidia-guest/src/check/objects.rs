@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Mapping, Usage, Vm};
+use super::{Mapping, Usage};
 use crate::abi::Node;
 use crate::abi::numbers::class;
 
@@ -64,6 +64,13 @@ pub struct Made {
     pub object: Object,
 }
 
+/// The clients and objects of a VM, and what they take together.
+#[derive(Debug, Default)]
+pub(super) struct Objects {
+    pub(super) clients: BTreeMap<u32, Client>,
+    pub(super) usage: Usage,
+}
+
 /// Something that is no longer there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Freed {
@@ -114,9 +121,8 @@ impl Usage {
     }
 }
 
-impl Vm {
-    /// An object, if the VM has it.
-    pub fn object(&self, client: u32, handle: u32) -> Option<Object> {
+impl Objects {
+    pub(super) fn get(&self, client: u32, handle: u32) -> Option<Object> {
         self.clients.get(&client)?.objects.get(&handle).copied()
     }
 
@@ -140,7 +146,7 @@ impl Vm {
         }
     }
 
-    /// Removes an object and all below it.
+    /// Removes an object and all below it; the client itself with its own handle.
     pub(super) fn free(&mut self, client: u32, handle: u32, freed: &mut Vec<Freed>) {
         let Some(known) = self.clients.get_mut(&client) else {
             return;
@@ -175,9 +181,6 @@ impl Vm {
                 handle: client,
                 class: class::ROOT,
             });
-            for file in self.files.values_mut() {
-                file.spaces.retain(|space| space.client != client);
-            }
         }
     }
 }

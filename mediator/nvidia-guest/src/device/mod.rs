@@ -272,6 +272,24 @@ impl Device {
 
     /// Takes movable memory from the list that is no longer there, while no call is in flight that
     /// could see it.
+    /// Closes a file. The driver frees the clients that were made on it; none of their calls is in
+    /// flight then.
+    pub(super) fn close(&self, file: u32) {
+        let flight = self.flight.write().unwrap_or_else(PoisonError::into_inner);
+        let freed = locked(&self.vm).close(file);
+        self.events.remove(file);
+        let opened = locked(&self.files).remove(&file);
+        drop(opened);
+        if let Some(movable) = &self.movable {
+            movable.closed(file);
+        }
+        self.forget_memory(&freed);
+        drop(flight);
+        self.forget(&freed);
+        let unmapped = locked(&self.lending).closed(file);
+        drop(unmapped);
+    }
+
     fn forget_memory(&self, freed: &[Freed]) {
         let Some(movable) = &self.movable else { return };
         for one in freed {
@@ -296,7 +314,7 @@ impl Device {
                     }
                 }
                 Freed::Object { client, handle } => {
-                    self.free_own(client, handle);
+                    ranges::free_own(self, client, handle);
                     let below = locked(&self.vm).freed(client, handle);
                     for one in below {
                         if let Freed::Gone { client, handle, .. } = one {

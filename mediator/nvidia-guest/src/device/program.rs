@@ -4,13 +4,13 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use rustix::fs::{SealFlags, fcntl_get_seals, fstatfs};
 
 use super::events::{Eventfd, Notify};
 use super::ram::{GuestRam, OneFile, Pieces};
-use super::{Device, Opened, locked};
+use super::{Device, Opened, calls, locked, ranges};
 use crate::abi::numbers::PAGE_BYTES;
 use crate::abi::{self, Node};
 use crate::check::Mapping;
@@ -110,14 +110,14 @@ impl<'a> Program<'a> {
             Kind::Call => match descriptor.map(shared_file).transpose() {
                 Ok(shared) => {
                     self.shared = shared;
-                    let answer = self.device.call(self, message);
+                    let answer = calls::serve(self.device, self, message);
                     // It is of this call alone.
                     self.shared = None;
                     return (answer, None);
                 }
                 Err(error) => Err(error),
             },
-            Kind::Managed => self.device.managed(self, &message),
+            Kind::Managed => ranges::managed(self.device, self, &message),
             Kind::Map => match self.map(&message) {
                 Ok(answer) => return answer,
                 Err(error) => Err(error),
@@ -258,24 +258,4 @@ fn shared_file(file: OwnedFd) -> io::Result<OneFile> {
     let file = Arc::new(File::from(file));
     let bytes = file.metadata()?.len();
     Ok(OneFile { file, bytes })
-}
-
-impl Device {
-    /// Closes a file. The driver frees the clients that were made on it; none of their calls is in
-    /// flight then.
-    pub(super) fn close(&self, file: u32) {
-        let flight = self.flight.write().unwrap_or_else(PoisonError::into_inner);
-        let freed = locked(&self.vm).close(file);
-        self.events.remove(file);
-        let opened = locked(&self.files).remove(&file);
-        drop(opened);
-        if let Some(movable) = &self.movable {
-            movable.closed(file);
-        }
-        self.forget_memory(&freed);
-        drop(flight);
-        self.forget(&freed);
-        let unmapped = locked(&self.lending).closed(file);
-        drop(unmapped);
-    }
 }

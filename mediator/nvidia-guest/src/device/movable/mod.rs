@@ -17,7 +17,7 @@
 //! none of them.
 
 mod link;
-mod moves;
+pub(super) mod moves;
 mod table;
 
 use std::collections::BTreeMap;
@@ -292,7 +292,7 @@ impl Device {
             (ToLibrary::Release { chunk }, _) => {
                 // No call is in flight, and none begins before the answer is sent.
                 let _flight = self.flight.write().unwrap_or_else(PoisonError::into_inner);
-                let done = self.release(movable, chunk);
+                let done = moves::release(self, movable, chunk);
                 answer(chunk, done, ToDaemon::Released { chunk })
             }
             (ToLibrary::Restore { chunk }, Some(memory)) => {
@@ -300,7 +300,7 @@ impl Device {
                 let came = locked(&movable.state).table.came(chunk, memory);
                 let done = match came {
                     Came::Kept => Ok(()),
-                    Came::Returned(key, memory) => self.restore(movable, key, &memory),
+                    Came::Returned(key, memory) => moves::restore(self, movable, key, &memory),
                     Came::Unknown => Err(0),
                 };
                 let said = answer(chunk, done, ToDaemon::Restored { chunk });
