@@ -161,17 +161,10 @@ const ROOMS_MAX: usize = 2;
 
 /// Types in more files, as home and name, and in how many: entries and numbers may only fall.
 const ROOMS: &[(&str, usize)] = &[
-    ("accounting/src/store/postgres.rs Postgres", 3),
-    ("accounting/src/store/sqlite.rs Sqlite", 3),
-    ("mediator/daemon/src/config/mod.rs Config", 3),
     ("mediator/daemon/src/fleet.rs Fleet", 4),
     ("mediator/daemon/src/host.rs Host", 13),
     ("mediator/daemon/src/host.rs State", 5),
-    ("mediator/daemon/src/memory/manager.rs MemoryManager", 3),
-    ("mediator/mediation/src/lib.rs Mediation", 4),
-    ("mediator/nvidia/src/sets.rs Shared", 3),
     ("mediator/nvidia/src/sharing/mod.rs Shared", 3),
-    ("mediator/nvidia/src/worker/engine.rs Engine", 3),
     ("mediator/preload/src/heap/mod.rs Heap", 3),
 ];
 

@@ -203,8 +203,8 @@ impl Tables for Postgres {
 
     fn write_records(&mut self, open: Open, records: &[TenantRecord]) -> Result<(), StoreError> {
         let Open { gpu, seq, .. } = open;
-        let tenants = self.tenants(records)?.into_iter();
-        let referred = tenants.zip(self.metadata(records)?);
+        let tenants = named::tenants(&mut self.client, records)?.into_iter();
+        let referred = tenants.zip(named::metadata(&mut self.client, records)?);
         let mut text = Vec::new();
         for (record, (tenant, metadata)) in records.iter().zip(referred) {
             let null = || "\\N".to_owned();

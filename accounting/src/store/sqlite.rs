@@ -204,8 +204,8 @@ impl Tables for Sqlite {
     fn write_records(&mut self, open: Open, records: &[TenantRecord]) -> Result<(), StoreError> {
         let Open { gpu, seq, boot } = open;
         for record in records {
-            let tenant = self.tenant(&record.tenant, boot)?;
-            let metadata = self.metadata(&record.tenant.metadata, boot)?;
+            let tenant = named::tenant(&self.connection, &record.tenant, boot)?;
+            let metadata = named::metadata(&self.connection, &record.tenant.metadata, boot)?;
             let copied = record
                 .copy_bytes
                 .map(|bytes| stored("copy bytes", bytes))

@@ -309,7 +309,7 @@ fn reload(
     let prices = config.ledger.prices.as_deref();
     let AccountsConfig {
         entries, fronts, ..
-    } = config.accounts();
+    } = AccountsConfig::from(config);
     let entries = resolve_all(entries)?;
     api.reload(&config.api, &config.metrics, prices)?;
     daemon.fleet().configure_accounts(&entries, &fronts);

@@ -18,7 +18,6 @@
 
 mod orders;
 mod period;
-mod poll;
 #[cfg(test)]
 mod polled_tests;
 mod standing;
@@ -38,8 +37,7 @@ use turnstile_policies::{
 };
 use turnstile_vmm::gate::GateState;
 
-pub use orders::{Activity, Control, GateOrder};
-pub use poll::Polled;
+pub use orders::{Activity, Control, GateOrder, Polled};
 use standing::Standing;
 pub use standing::Tally;
 pub use turnstile_gpu::COMPUTE;

@@ -1,13 +1,16 @@
-//! The end of a period: charges, entitlements, decisions.
+//! The end of a period: charges, entitlements, decisions. Polls of an engine that divides its time
+//! by itself: its rule decides from the readings.
 
 use std::collections::BTreeMap;
 
-use turnstile_accounting::{EngineUsage, Metric};
+use turnstile_accounting::{EngineUsage, Metric, Seen};
+use turnstile_gpu::EngineReading;
+use turnstile_policies::{Decision, LOOK_INTERVAL, Measured};
 
 use super::{
-    Account, Activity, Basis, COMPUTE, Cap, Claimant, Control, Demand, Due, EngineEvent, GRACE,
-    GateOrder, GateState, LedgerError, Mediation, Moment, Nanos, PeriodUsage, Quota, Signals,
-    Standing, Tally, TenantId, TenantPeriod, Usage,
+    Account, Activity, Basis, COMPUTE, Cap, Claimant, Control, Demand, DemandEvent, Due,
+    EngineEvent, EngineId, GRACE, GateOrder, GateState, LedgerError, Mediation, Moment, Nanos,
+    Order, PeriodUsage, Polled, Quota, Signals, Standing, Tally, TenantId, TenantPeriod, Usage,
 };
 
 impl Mediation {
@@ -93,6 +96,117 @@ impl Mediation {
         self.watch_idle(end, &mut orders);
         self.orders = orders;
         Ok(&self.orders)
+    }
+
+    /// What the rule keeps of a tenant; none where policies schedule.
+    pub fn owed(&self, tenant: TenantId) -> Option<turnstile_policies::Standing> {
+        self.owed.as_ref()?.standing(tenant)
+    }
+
+    /// Takes in a poll. Other orders are in [`Mediation::take_gpu_orders`]. The ledger takes the
+    /// poll's windows as periods ([`Mediation::period_end`]).
+    pub fn poll(&mut self, reading: &EngineReading) -> Polled {
+        for seen in &reading.tenants {
+            let demand = match seen.has_work {
+                true => Demand::Queued,
+                false => Demand::Nothing,
+            };
+            self.observe_demand(&DemandEvent {
+                at: reading.at,
+                tenant: seen.tenant,
+                engine: COMPUTE,
+                demand,
+            });
+        }
+        let mut polled = Polled {
+            next: reading.at + LOOK_INTERVAL,
+            ..Polled::default()
+        };
+        let Some(owed) = &mut self.owed else {
+            return polled;
+        };
+        // A tenant that waits for its memory does not wait for the engine.
+        let tenants = &self.tenants;
+        let waits = |tenant: &TenantId| tenants.get(tenant).is_some_and(|of| of.memory_waits);
+        let seen = reading
+            .tenants
+            .iter()
+            .map(|seen| match waits(&seen.tenant) {
+                true => Seen {
+                    has_work: false,
+                    idle: Seen::NEVER,
+                    ..*seen
+                },
+                false => *seen,
+            });
+        let seen: Vec<Seen> = seen.collect();
+        let measured = reading.windows.iter().map(|window| Measured {
+            until: window.usage.window.to(),
+            tenants: &window.readings,
+        });
+        let measured: Vec<Measured<'_>> = measured.collect();
+        let orders = owed.look(reading.at, &seen, &measured).clone();
+        (polled.next, polled.exact) = (orders.next_look, orders.exact);
+        for order in orders.tenants {
+            let decision = order.hold.map_or(Decision::Admit, Decision::Hold);
+            let stands = self.tenants.get(&order.tenant);
+            if stands.is_some_and(|standing| !standing.stands_at(decision)) {
+                let moved = self.carry_out(COMPUTE, order.tenant, decision, reading.at);
+                polled.gates.extend(moved);
+            }
+            if self.slices.insert(order.tenant, order.slice_ns) != Some(order.slice_ns) {
+                let slice = Order::Slice(order.tenant, order.slice_ns);
+                self.gpu_orders.push(slice);
+            }
+        }
+        polled
+    }
+
+    /// Moves the orders for the GPU out: holds, and time slices that differ from those in force.
+    pub fn take_gpu_orders(&mut self) -> Vec<Order> {
+        std::mem::take(&mut self.gpu_orders)
+    }
+
+    pub(super) fn carry_out(
+        &mut self,
+        engine: EngineId,
+        tenant: TenantId,
+        decision: Decision,
+        now: Moment,
+    ) -> Option<GateOrder> {
+        if self.control == Control::Holds {
+            let held = decision != Decision::Admit;
+            self.gpu_orders.push(Order::holding(tenant, engine, held));
+        }
+        match engine {
+            COMPUTE => self.decide_compute(tenant, decision, now),
+            _ => None,
+        }
+    }
+
+    /// Notes a decision about the compute engine, and moves gates where they carry it out.
+    pub(super) fn decide_compute(
+        &mut self,
+        tenant: TenantId,
+        decision: Decision,
+        now: Moment,
+    ) -> Option<GateOrder> {
+        let standing = self.tenants.get_mut(&tenant)?;
+        if let Some(held_ns) = standing.decide(decision, now) {
+            self.ledger.add_held(tenant, held_ns);
+        }
+        let state = match (self.control, decision) {
+            (Control::Gates, Decision::Hold(_)) => GateState::Closed,
+            _ if standing.is_idle_at(now) => GateState::Watched,
+            _ => GateState::Open,
+        };
+        self.move_gates(tenant, state)
+    }
+
+    pub(super) fn move_gates(&mut self, tenant: TenantId, state: GateState) -> Option<GateOrder> {
+        let standing = self.tenants.get_mut(&tenant)?;
+        let moved = std::mem::replace(&mut standing.gates, state) != state;
+        moved.then_some(GateOrder { tenant, state })
     }
 
     /// Gates of tenants that have become idle are watched.

@@ -5,7 +5,7 @@ use turnstile_accounting::Nanos;
 use turnstile_accounting::record::GpuIdentity;
 use turnstile_api::{DebtFile, StateFile};
 use turnstile_daemon::config::{Config, Meter};
-use turnstile_daemon::{Card, Daemon, DaemonConfig, HostConfig, MeterKind};
+use turnstile_daemon::{AccountsConfig, Card, Daemon, DaemonConfig, HostConfig, MeterKind};
 use turnstile_policies::place::rule_by_name;
 use turnstile_policies::{Tuning, Weight};
 
@@ -73,7 +73,7 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
     let daemon = DaemonConfig {
         placement: rule.context("scheduling.placement is checked")?.rule,
         debts: debts.unwrap_or_default(),
-        accounts: config.accounts(),
+        accounts: AccountsConfig::from(config),
         ..DaemonConfig::new(config.sockets.vmm.clone())
     };
     Ok(Daemon::over(kept.resumed(daemon), cards)?)

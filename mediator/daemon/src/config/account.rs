@@ -109,16 +109,15 @@ impl AccountSection {
     }
 }
 
-impl Config {
-    /// Accounts, and which tenants belong to them. An account with a problem is left
-    /// out.
-    pub fn accounts(&self) -> AccountsConfig {
+/// Accounts, and which tenants belong to them. An account with a problem is left out.
+impl From<&Config> for AccountsConfig {
+    fn from(config: &Config) -> Self {
         let entry = |account: &AccountSection| Some((account.name.clone(), account.entry().ok()?));
         let front = |vm: &FrontVm| Some((vm.name.clone(), vm.account.clone()?));
-        AccountsConfig {
-            entries: self.account.iter().filter_map(entry).collect(),
-            fronts: self.vfio_user.vms.iter().filter_map(front).collect(),
-            ..AccountsConfig::default()
+        Self {
+            entries: config.account.iter().filter_map(entry).collect(),
+            fronts: config.vfio_user.vms.iter().filter_map(front).collect(),
+            ..Self::default()
         }
     }
 }

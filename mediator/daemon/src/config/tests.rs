@@ -1,6 +1,7 @@
 //! Precedence, and the problems reported for a wrong configuration.
 
 use super::*;
+use crate::AccountsConfig;
 use proptest::prelude::*;
 use std::fs;
 use std::path::Path;
@@ -225,7 +226,7 @@ fn accounts_are_read_in_their_order_and_refused_with_their_name() {
                 [[account]]\nname = \"rest\"\nuser = \"root\"\nmemory_max_mib = 2\n\
                 [vfio_user]\nfolder = \"/x\"\nvms = [\"web:300@gold\", \"db\"]\n";
     let effective = from(text).unwrap();
-    let accounts = effective.config.accounts();
+    let accounts = AccountsConfig::from(&effective.config);
     let names: Vec<_> = accounts
         .entries
         .iter()

@@ -1,6 +1,5 @@
 //! The manager: takes memory events, decides which tenants are held or may run, and what moves.
 
-mod ending;
 mod step;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -316,6 +315,36 @@ impl MemoryManager {
     /// Allocations that were refused for want of room on card and host.
     pub const fn refused(&self) -> u64 {
         self.refused
+    }
+
+    /// Ends all turns. As many of these tenants as fit get all of their memory: first those that
+    /// have it, then the smallest. The memory of all other tenants makes way.
+    pub(crate) fn bring_back(&mut self, whose: impl IntoIterator<Item = TenantId>) {
+        self.ending = Some(whose.into_iter().collect());
+        self.turn = None;
+        self.queue.clear();
+    }
+
+    /// After [`Self::bring_back`], has the memory of this newer tenant brought back as well.
+    pub(crate) fn bring_back_too(&mut self, tenant: TenantId) {
+        if let Some(ending) = &mut self.ending {
+            ending.insert(tenant);
+        }
+    }
+
+    /// Bytes that are still to move for the tenants that fit, and the tenants that do not fit.
+    pub(crate) fn still_to_come(&self) -> (u64, Vec<TenantId>) {
+        let staying = self.staying();
+        let missing = |id: &TenantId| {
+            let owner = self.owners.get(id);
+            owner.map_or(0, |owner| {
+                owner.bytes().swapped + owner.bytes().into + owner.bytes().out
+            })
+        };
+        let all = self.ending.iter().flatten();
+        let lost = all.filter(|id| !staying.contains(id) && self.owners.contains_key(id));
+        let bytes = staying.iter().map(missing).sum();
+        (bytes, lost.copied().collect())
     }
 
     /// Laws that hold after every step.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use turnstile_accounting::{Nanos, TenantId};
 
 use super::table::{Owner, State, Table};
-use super::{Mapper, Place, Sets, Shared, lock};
+use super::{Mapper, Place, Sets, lock};
 use crate::mover::{MoverError, Resident};
 use turnstile_gpu::{ChunkId, Direction, MemoryEvent, MoveReport};
 
@@ -76,26 +76,24 @@ impl Wishes {
     }
 }
 
-impl Shared {
+impl Sets {
+    /// Adds an owner that makes its memory itself, and may run.
+    pub(crate) fn add_program(&self, tenant: TenantId, mapper: Arc<dyn Mapper>) {
+        self.insert(tenant, mapper, Some(Wishes::new()));
+    }
+
     /// Whether memory for an owner can be made on the card now. `None` as in [`Sets::grant`].
     fn grants(&self, table: &mut Table, tenant: TenantId, bytes: u64) -> Option<bool> {
-        if table.promised.saturating_add(bytes) > self.room_bytes() {
+        if table.promised.saturating_add(bytes) > self.shared.room_bytes() {
             return None;
         }
         let fixed: u64 = table.owners.values().map(|owner| owner.fixed_bytes).sum();
         let own = table.owner(tenant).ok()?.chunks.values();
         let own: u64 = own.map(|chunk| chunk.place.bytes).sum();
-        if own + bytes + fixed > self.card_bytes {
+        if own + bytes + fixed > self.shared.card_bytes {
             return None;
         }
-        Some(table.on_card + bytes <= self.card_bytes)
-    }
-}
-
-impl Sets {
-    /// Adds an owner that makes its memory itself, and may run.
-    pub(crate) fn add_program(&self, tenant: TenantId, mapper: Arc<dyn Mapper>) {
-        self.insert(tenant, mapper, Some(Wishes::new()));
+        Some(table.on_card + bytes <= self.shared.card_bytes)
     }
 
     /// Requests memory at a place. True if the owner has to make it now ([`Self::made`]); false if
@@ -103,7 +101,7 @@ impl Sets {
     /// not fit on the card as a whole: then it could not run any more.
     pub fn grant(&self, tenant: TenantId, place: Place) -> Option<bool> {
         let mut table = lock(&self.shared.table);
-        let here = self.shared.grants(&mut table, tenant, place.bytes)?;
+        let here = self.grants(&mut table, tenant, place.bytes)?;
         let first = ChunkId(table.next);
         let owner = table.owner(tenant).ok()?;
         let state = if here { State::Granted } else { State::Blank };
@@ -128,7 +126,7 @@ impl Sets {
         send: &mut dyn FnMut(OwnedFd),
     ) -> Option<bool> {
         let mut table = lock(&self.shared.table);
-        if !self.shared.grants(&mut table, tenant, place.bytes)? {
+        if !self.grants(&mut table, tenant, place.bytes)? {
             drop(table);
             return self.grant(tenant, place);
         }

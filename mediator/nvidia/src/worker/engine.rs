@@ -328,7 +328,7 @@ impl<E: Executor> Engine<E> {
             }
         }
         let mut budget = TURN_BUDGET;
-        let submitted = self.submit(state, channel, &mut budget);
+        let submitted = channel.submit(&self.executor, state, &mut budget);
         news |= budget < TURN_BUDGET;
         // First: commands that need no stream have finished by now.
         news |= channel.retire(&self.executor, now);

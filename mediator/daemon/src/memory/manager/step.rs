@@ -116,7 +116,7 @@ impl MemoryManager {
     }
 
     /// Bytes of the card that these can have: the others' reserves stay, and what cannot move.
-    pub(super) fn room_for(&self, these: &[Candidate]) -> u64 {
+    fn room_for(&self, these: &[Candidate]) -> u64 {
         let other = |id: &TenantId| !these.iter().any(|one| one.tenant == *id);
         let kept = |owner: &Owner| {
             let bytes = owner.bytes();
@@ -128,6 +128,27 @@ impl MemoryManager {
             false => owner.bytes().fixed,
         });
         self.config.card_bytes.saturating_sub(kept.sum())
+    }
+
+    /// The tenants that fit, in the order in which they are brought.
+    pub(super) fn staying(&self) -> Vec<TenantId> {
+        let of = |id: &TenantId| Some((*id, self.owners.get(id)?));
+        let mut all: Vec<(TenantId, &Owner)> =
+            self.ending.iter().flatten().filter_map(of).collect();
+        all.sort_by_key(|(id, owner)| (!owner.is_whole(), owner.bytes().all(), *id));
+        let mut staying: Vec<Candidate> = Vec::new();
+        for (tenant, owner) in all {
+            staying.push(Candidate {
+                tenant,
+                clock: owner.clock,
+                set_bytes: owner.bytes().all(),
+            });
+            let sets: u64 = staying.iter().map(|one| one.set_bytes).sum();
+            if sets > self.room_for(&staying) {
+                staying.pop();
+            }
+        }
+        staying.into_iter().map(|one| one.tenant).collect()
     }
 
     fn take_turns(&mut self, now: Moment, wanting: &mut [Candidate]) -> Vec<TenantId> {
