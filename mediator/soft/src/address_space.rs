@@ -18,8 +18,8 @@ pub(crate) mod swap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use turnstile_abi::{CHUNK_BYTES, ErrorCode, GPU_VA_BASE};
 use turnstile_accounting::TenantId;
@@ -31,9 +31,11 @@ use vmm_sys_util::fallocate::{FallocateMode, fallocate};
 
 use self::swap::{Swap, Swapped};
 use super::memory::CardMemory;
+use crate::rank;
 use turnstile_gpu::Allocation;
 use turnstile_gpu::layout::Layout;
 use turnstile_host::memory_file::memory_file;
+use turnstile_host::ranked::{Ranked, RankedGuard};
 use turnstile_ptx::{DeviceMemory, MemoryFault};
 
 /// Why a tenant's memory could not be made.
@@ -83,7 +85,7 @@ pub(super) struct AddressSpace {
     /// Pages that may be allocated.
     limit: usize,
     /// Held while the card's lock is taken, and no other.
-    layout: Mutex<Pages>,
+    layout: Ranked<Pages>,
     /// Pages allocated, resident or not.
     used: AtomicU64,
     /// Pages allocated and not resident.
@@ -134,11 +136,14 @@ impl AddressSpace {
             region,
             pages: table.into(),
             limit: pages as usize,
-            layout: Mutex::new(Pages {
-                allocations,
-                swapped: Swapped::default(),
-                chunks: Vec::new(),
-            }),
+            layout: Ranked::new(
+                rank::LAYOUT,
+                Pages {
+                    allocations,
+                    swapped: Swapped::default(),
+                    chunks: Vec::new(),
+                },
+            ),
             used: AtomicU64::new(0),
             absent: AtomicU64::new(0),
             ran: AtomicU64::new(0),
@@ -164,8 +169,8 @@ impl AddressSpace {
         self.used.load(Ordering::Relaxed) * CHUNK_BYTES
     }
 
-    pub(super) fn layout(&self) -> MutexGuard<'_, Pages> {
-        self.layout.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn layout(&self) -> RankedGuard<'_, Pages> {
+        self.layout.lock()
     }
 
     /// Allocates zeroed memory.
@@ -424,7 +429,7 @@ impl DeviceMemory for AddressSpace {
 
 impl Drop for AddressSpace {
     fn drop(&mut self) {
-        let mut layout = self.layout.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut layout = self.layout.lock();
         self.drop_pages(&mut layout, 0..self.pages.len());
         drop(layout);
         self.settle_limbo();

@@ -33,6 +33,19 @@ mod tenancy;
 #[cfg(test)]
 mod tests;
 
+/// Ranks of locks, the outermost's first. A lock without one is taken alone, or innermost.
+mod rank {
+    /// Of the PCI device: its contexts, and the mappings of the IOMMU.
+    pub(crate) const CONTEXTS: u8 = 1;
+    pub(crate) const MAPPINGS: u8 = 2;
+    pub(crate) const CORE: u8 = 3;
+    pub(crate) const MODULES: u8 = 4;
+    pub(crate) const LAYOUT: u8 = 5;
+    pub(crate) const CARD: u8 = 6;
+    /// What the PCI device shows in memory.
+    pub(crate) const SHOWN: u8 = 7;
+}
+
 pub use board::Board;
 pub use config::{COMPUTE, CostModel, ENGINES, Kernels, SoftConfig};
 pub use tenancy::realtime::SoftGpu;

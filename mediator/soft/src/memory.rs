@@ -1,12 +1,14 @@
 //! The card's memory as chunks with an owner.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use turnstile_abi::CHUNK_BYTES;
 use turnstile_accounting::TenantId;
 use vm_memory::{MmapRegion, VolatileMemory, VolatileSlice};
 
+use crate::rank;
 use turnstile_gpu::pool::{PoolError, chunk_memory};
+use turnstile_host::ranked::{Ranked, RankedGuard};
 
 /// Number of a chunk of the card.
 pub(super) type Chunk = u32;
@@ -32,7 +34,7 @@ struct Table {
 /// The chunk table, shared by all address spaces of the card. Its lock is the innermost of all.
 #[derive(Clone, Debug)]
 pub(super) struct CardMemory {
-    table: Arc<Mutex<Table>>,
+    table: Arc<Ranked<Table>>,
     frames: Option<Arc<MmapRegion>>,
 }
 
@@ -58,7 +60,7 @@ impl CardMemory {
             unpromised: (chunks as usize).saturating_add(behind.saturating_sub(MOVING_ROOM)),
         };
         Self {
-            table: Arc::new(Mutex::new(table)),
+            table: Arc::new(Ranked::new(rank::CARD, table)),
             frames,
         }
     }
@@ -109,9 +111,9 @@ impl CardMemory {
         self.table().unpromised
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> RankedGuard<'_, Table> {
         // No update below can be left half done by a panic.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 
     /// Takes `count` chunks for `owner`: all of them, or none.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use turnstile_abi::{ErrorCode, Launch, PARAM_BYTES_MAX};
 use turnstile_accounting::TenantId;
@@ -11,7 +11,9 @@ use super::kernel;
 use super::work::Kernel;
 use crate::address_space::AddressSpace;
 use crate::config::{Kernels, SoftConfig};
+use crate::rank;
 use turnstile_gpu::{GuestMemory, Refusal, within_limit};
+use turnstile_host::ranked::{Ranked, RankedGuard};
 use turnstile_ptx::{self as ptx, Limits};
 
 /// A module, and what it occupies.
@@ -41,7 +43,7 @@ pub(crate) struct Context {
     pub(crate) space: AddressSpace,
     config: SoftConfig,
     /// Never held while a text is read or a kernel runs.
-    modules: Mutex<Modules>,
+    modules: Ranked<Modules>,
     launches: AtomicU64,
     /// Of its channels, by kind.
     faults: Mutex<BTreeMap<ErrorCode, u64>>,
@@ -71,14 +73,14 @@ impl Context {
             guest,
             space,
             config,
-            modules: Mutex::default(),
+            modules: Ranked::new(rank::MODULES, Modules::default()),
             faults: Mutex::default(),
             launches: AtomicU64::new(0),
         }
     }
 
-    fn modules(&self) -> MutexGuard<'_, Modules> {
-        self.modules.lock().unwrap_or_else(PoisonError::into_inner)
+    fn modules(&self) -> RankedGuard<'_, Modules> {
+        self.modules.lock()
     }
 
     /// Loads a module; returns its handle and the number of its functions. Fails if the tenant

@@ -192,7 +192,7 @@ impl Device {
                 self.create(context, short(args[1])?, short(args[2])?, args[3], args[4])?;
             }
             AdminOp::DestroyContext => {
-                let mut contexts = lock(&self.contexts);
+                let mut contexts = self.contexts.lock();
                 self.end(&mut contexts, context);
             }
             AdminOp::OpenChannel => {
@@ -240,7 +240,7 @@ impl Device {
         memory_bytes: u64,
         windows: u64,
     ) -> Result<(), Refusal> {
-        let mut contexts = lock(&self.contexts);
+        let mut contexts = self.contexts.lock();
         if contexts.count() >= CONTEXTS_MAX {
             return Err(refusal(ErrorCode::HostLimit, "contexts are used up"));
         }
@@ -249,7 +249,7 @@ impl Device {
             return Err(refusal(ErrorCode::BadArgument, detail));
         }
         let windows = self.windows(windows)?;
-        let guest = lock(&self.dma).memory(&windows).map_err(|error| {
+        let guest = self.dma.lock().memory(&windows).map_err(|error| {
             self.shown.count_fault();
             refusal(ErrorCode::NotGuestMemory, error)
         })?;

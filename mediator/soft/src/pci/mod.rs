@@ -40,8 +40,10 @@ pub use self::serve::{serve, serve_client};
 use self::shown::Shown;
 use super::config::SoftConfig;
 use super::tenancy::realtime::SoftGpu;
+use crate::rank;
 use turnstile_gpu::prelude::*;
 use turnstile_gpu::{Interrupts, Suspend};
+use turnstile_host::ranked::Ranked;
 
 /// Which part of the device an access goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,16 +108,15 @@ struct Registers {
     time_high: u32,
 }
 
-/// State shared by the bus and the command thread. Lock order: contexts, mappings, the GPU's lock,
-/// `shown`.
+/// State shared by the bus and the command thread. [`crate::rank`] has the order of its locks.
 #[derive(Debug)]
 struct Device {
     gpu: SoftGpu,
     shown: Arc<Shown>,
     doorbells: Arc<SharedPages>,
     vectors: Arc<Vectors>,
-    dma: Mutex<Dma>,
-    contexts: Mutex<Contexts>,
+    dma: Ranked<Dma>,
+    contexts: Ranked<Contexts>,
     registers: Mutex<Registers>,
     config: Mutex<ConfigSpace>,
 }
@@ -150,8 +151,8 @@ impl PciGpu {
             shown,
             doorbells: Arc::new(SharedPages::new(physical::PAGES)?),
             vectors,
-            dma: Mutex::default(),
-            contexts: Mutex::default(),
+            dma: Ranked::new(rank::MAPPINGS, Dma::default()),
+            contexts: Ranked::new(rank::CONTEXTS, Contexts::default()),
             registers: Mutex::new(Registers {
                 args: [0; physical::ARGS],
                 command: 0,
@@ -252,7 +253,7 @@ impl PciGpu {
     /// # Errors
     /// When it does not fit to the file or to what is mapped.
     pub fn dma_map(&self, iova: u64, bytes: u64, file: File, offset: u64) -> Result<(), DmaError> {
-        lock(&self.device.dma).map(iova, bytes, file, offset)
+        self.device.dma.lock().map(iova, bytes, file, offset)
     }
 
     /// The IOMMU removes mappings. When this returns, the device reaches nothing behind them any
@@ -310,7 +311,7 @@ impl Device {
         let base = offset & !7;
         let pair = |low: u32, high: u32| half(u64::from(low) | u64::from(high) << 32);
         let capability = self.gpu.capabilities();
-        let contexts = lock(&self.contexts).count();
+        let contexts = self.contexts.lock().count();
         let mut registers = lock(&self.registers);
         Some(match base {
             regs::IDENTITY => pair(regs::IDENTITY_VALUE, regs::VERSION_VALUE),
@@ -419,8 +420,8 @@ impl Device {
             iova,
             bytes: shared.bytes(),
         };
-        let contexts = lock(&self.contexts);
-        let memory = (iova != 0).then(|| lock(&self.dma).memory(&[window]));
+        let contexts = self.contexts.lock();
+        let memory = (iova != 0).then(|| self.dma.lock().memory(&[window]));
         let memory = memory.and_then(|memory| {
             memory
                 .inspect_err(|error| log::debug!("{shared:?} area: {error}"))
@@ -432,7 +433,7 @@ impl Device {
     }
 
     fn unmap(&self, iova: u64, bytes: u64) {
-        let mut contexts = lock(&self.contexts);
+        let mut contexts = self.contexts.lock();
         for context in contexts.using(iova, bytes) {
             self.end(&mut contexts, context);
             self.shown.count_fault();
@@ -449,11 +450,11 @@ impl Device {
                 self.shown.use_area(shared, None);
             }
         }
-        lock(&self.dma).unmap(iova, bytes);
+        self.dma.lock().unmap(iova, bytes);
     }
 
     fn reset(&self) {
-        let mut contexts = lock(&self.contexts);
+        let mut contexts = self.contexts.lock();
         for context in contexts.using(0, u64::MAX) {
             self.end(&mut contexts, context);
         }

@@ -3,8 +3,8 @@
 
 use std::fs::File;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use turnstile_abi::PAGE_BYTES;
 use turnstile_abi::physical::{area, status, switch_state};
@@ -15,8 +15,10 @@ use super::demand::{DemandArea, Notice, Places};
 use super::{Shared, Vectors};
 use crate::board::Board;
 use crate::config::ENGINES;
+use crate::rank;
 use turnstile_gpu::{ChannelActivity, GuestMemory, Interrupts};
 use turnstile_host::memory_file::memory_file;
+use turnstile_host::ranked::{Ranked, RankedGuard};
 
 /// What the writer of the mediator's memory knows.
 #[derive(Debug, Default)]
@@ -37,7 +39,7 @@ pub(super) struct Shown {
     status: MmapRegion,
     file: File,
     /// Innermost of all locks.
-    area: Mutex<Area>,
+    area: Ranked<Area>,
     faults: AtomicU32,
     vectors: Arc<Vectors>,
 }
@@ -52,7 +54,7 @@ impl Shown {
         Ok(Self {
             status,
             file,
-            area: Mutex::default(),
+            area: Ranked::new(rank::SHOWN, Area::default()),
             faults: AtomicU32::new(0),
             vectors,
         })
@@ -63,9 +65,9 @@ impl Shown {
         &self.file
     }
 
-    fn area(&self) -> MutexGuard<'_, Area> {
+    fn area(&self) -> RankedGuard<'_, Area> {
         // No update can be left half done by a panic.
-        self.area.lock().unwrap_or_else(PoisonError::into_inner)
+        self.area.lock()
     }
 
     /// Accesses to memory that is not there, since the reset.

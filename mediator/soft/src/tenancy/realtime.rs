@@ -1,8 +1,7 @@
 //! The software GPU in real time: one thread per engine and one that watches doorbells.
 //!
-//! Locks, outermost first: the core's, then a context's modules, then its layout, then the card's.
 //! The core's lock is held for microseconds, never while a command executes: no caller waits for a
-//! tenant's work.
+//! tenant's work. [`crate::rank`] has the order of locks.
 //!
 //! The watching thread polls the doorbells of open gates and the words that channels wait for,
 //! without any lock. After a change it polls continuously for a moment, then at growing intervals
@@ -29,10 +28,12 @@ use crate::execute::clock::Clock;
 use crate::execute::execute;
 use crate::execute::work::{Outcome, Start};
 use crate::memory::CardMemory;
+use crate::rank;
 use crate::registers::Registers;
 use turnstile_gpu::Contexts;
 use turnstile_gpu::pace::pause;
 use turnstile_host::confine;
+use turnstile_host::ranked::{Ranked, RankedGuard};
 
 /// What threads share.
 #[derive(Debug)]
@@ -43,7 +44,7 @@ struct Shared {
     swap: Option<Swap>,
     registers: Arc<Registers>,
     changes: Arc<AtomicU64>,
-    state: Mutex<State>,
+    state: Ranked<State>,
     /// The core had a notice that was not taken yet.
     noticed: AtomicBool,
     /// The thread that waits for notices.
@@ -84,9 +85,8 @@ const STUCK_AFTER: Nanos = Nanos::from_ms(5_000);
 const THREADS: [&str; ENGINES + 1] = ["gpu-compute", "gpu-copy0", "gpu-copy1", "gpu-watch"];
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic under the lock is a bug; the others' GPU goes on as well as it can.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> RankedGuard<'_, State> {
+        self.state.lock()
     }
 
     /// Lets `act` change the core, then hands out what engines are to begin.
@@ -126,9 +126,7 @@ impl Shared {
                 return;
             }
             let Some(start) = state.inbox[index].take() else {
-                state = self.begin[index]
-                    .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner);
+                state = state.wait(&self.begin[index]);
                 continue;
             };
             drop(state);
@@ -273,17 +271,20 @@ impl SoftGpu {
             changes: core.changes(),
             noticed: AtomicBool::new(false),
             waiter: Mutex::new(None),
-            state: Mutex::new(State {
-                core,
-                inbox: Default::default(),
-                starts: Vec::new(),
-                watcher: None,
-                watcher_until: None,
-                watcher_knows: 0,
-                ending: false,
-                generation: 0,
-                broken: None,
-            }),
+            state: Ranked::new(
+                rank::CORE,
+                State {
+                    core,
+                    inbox: Default::default(),
+                    starts: Vec::new(),
+                    watcher: None,
+                    watcher_until: None,
+                    watcher_knows: 0,
+                    ending: false,
+                    generation: 0,
+                    broken: None,
+                },
+            ),
             begin: Default::default(),
         });
         // From here on a failure drops the GPU, which ends the threads that there are.

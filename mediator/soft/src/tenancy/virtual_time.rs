@@ -7,7 +7,7 @@
 //!
 //! Doorbells and the words that channels wait for are polled at every call and at every event.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -22,8 +22,10 @@ use crate::execute::kernel::run_virtual;
 use crate::execute::work::{Kernel, Outcome, Progress, Start, Work};
 use crate::execute::{execute_transfer, given_length, transfer_bytes};
 use crate::memory::CardMemory;
+use crate::rank;
 use crate::registers::Registers;
 use turnstile_gpu::ring::ChannelFault;
+use turnstile_host::ranked::{Ranked, RankedGuard};
 
 /// How long kernels last where they are not computed.
 pub trait KernelCost: Send + std::fmt::Debug {
@@ -144,7 +146,7 @@ pub struct VirtualGpu {
     card: CardMemory,
     swap: Option<Swap>,
     registers: Arc<Registers>,
-    state: Mutex<State>,
+    state: Ranked<State>,
 }
 
 impl VirtualGpu {
@@ -162,13 +164,16 @@ impl VirtualGpu {
             card,
             swap,
             registers: core.registers.clone(),
-            state: Mutex::new(State {
-                core,
-                now: Moment(0),
-                runs: Default::default(),
-                cost: None,
-                rng: SmallRng::seed_from_u64(config.seed),
-            }),
+            state: Ranked::new(
+                rank::CORE,
+                State {
+                    core,
+                    now: Moment(0),
+                    runs: Default::default(),
+                    cost: None,
+                    rng: SmallRng::seed_from_u64(config.seed),
+                },
+            ),
         }
     }
 
@@ -180,8 +185,8 @@ impl VirtualGpu {
         gpu
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> RankedGuard<'_, State> {
+        self.state.lock()
     }
 
     /// When something will happen by itself, or None if the GPU waits for its guests.
