@@ -100,6 +100,7 @@ pub struct Stretch {
 
 /// What one tenant used in one window.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+// FIELDS: a row of the ledger: one quantity each.
 pub struct TenantRecord {
     /// The record's own id; see [`crate::ids::event_id`].
     pub id: Uuid,

@@ -240,3 +240,66 @@ fn a_type_lives_in_few_files() {
         "left: found; right: the list, which may only fall"
     );
 }
+
+/// Fields of a type that need no reason.
+const FIELDS_MAX: usize = 10;
+
+/// Types with more, and without a reason yet: entries may only be removed.
+const UNREASONED: &[&str] = &[
+    "mediator/cli/src/launch/supervisor.rs Supervisor",
+    "mediator/daemon/src/host.rs State",
+    "mediator/nvidia/src/sharing/engine_probe.rs EngineProbe",
+    "mediator/nvidia/src/sharing/mod.rs Shared",
+];
+
+/// The structures of a file with named fields: name, number of fields, whether a reason is above.
+fn structures(text: &str) -> Vec<(&str, usize, bool)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let mut found = Vec::new();
+    for (at, line) in lines.iter().enumerate() {
+        let indent = line.len() - line.trim_start().len();
+        let Some((before, rest)) = line.split_once("struct ").filter(|_| line.ends_with('{'))
+        else {
+            continue;
+        };
+        if !matches!(before.trim(), "" | "pub" | "pub(crate)") && !before.contains("pub(") {
+            continue;
+        }
+        let is_field = |line: &&&str| {
+            let code = line.trim_start();
+            let own = line.len() - code.len() == indent + 4;
+            own && !code.starts_with(['/', '#', ')']) && code.contains(": ")
+        };
+        let body = lines[at + 1..].iter();
+        let body =
+            body.take_while(|line| !line.starts_with(&" ".repeat(indent)) || line.trim() != "}");
+        let fields = body.filter(is_field).count();
+        let reasoned = at > 0 && lines[at - 1].trim_start().starts_with("// FIELDS: ");
+        let name = rest.split([' ', '<']).next().unwrap_or(rest);
+        found.push((name, fields, reasoned));
+    }
+    found
+}
+
+#[test]
+fn a_type_with_many_fields_says_why() {
+    let mut wrong = Vec::new();
+    let mut many = 0;
+    for path in files(&[".rs"]) {
+        let name = below(&path);
+        let test = name.contains("/tests/") || name.ends_with("tests.rs");
+        if test || !name.contains("src/") {
+            continue;
+        }
+        for (of, fields, reasoned) in structures(&fs::read_to_string(&path).unwrap()) {
+            let of = format!("{name} {of}");
+            let excused = reasoned || UNREASONED.contains(&of.as_str());
+            many += usize::from(fields > FIELDS_MAX);
+            if (fields > FIELDS_MAX) != excused {
+                wrong.push(format!("{of}: {fields} fields"));
+            }
+        }
+    }
+    assert!(many > 20, "only {many} types with many fields found");
+    none(wrong);
+}

@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 /// What one tenant used of one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+// FIELDS: a row: one quantity each.
 pub struct TenantSum {
     /// The GPU.
     pub gpu: GpuIdentity,

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 
 /// A tenant's part of the open window.
 #[derive(Clone, Debug, Default)]
+// FIELDS: a row: one quantity each.
 pub(super) struct Sums {
     pub(super) engine_ns: Nanos,
     pub(super) estimated_ns: Nanos,

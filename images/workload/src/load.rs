@@ -40,6 +40,7 @@ struct Group {
 /// Where sums go in the allocation of the tokens, and on their way back.
 const SUMS_AT: u64 = 8 * GROUP;
 
+// FIELDS: the state of a stream and its counters.
 struct Stream<'s, 'p, P> {
     session: &'s Session<'p, P>,
     channel: Channel<'p, P>,

@@ -24,6 +24,7 @@ pub enum Outcome {
 
 /// The guest's results. Written at intervals, and at the end.
 #[derive(Clone, Debug, PartialEq, Eq)]
+// FIELDS: a report: one figure each.
 pub struct Report {
     /// How it ended.
     pub outcome: Outcome,

@@ -69,6 +69,7 @@ impl Charge {
 
 /// A GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+// FIELDS: a row of JSON: one fact each.
 pub struct Gpu {
     /// Identity: the driver's UUID, or the name of the software GPU.
     pub id: String,

@@ -137,6 +137,7 @@ impl VmMetadata {
 
 /// A tenant: a virtual machine, or a program and what descends from it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+// FIELDS: a row of JSON: one fact each.
 pub struct Vm {
     /// Name, as its VMM or launcher gives it.
     pub name: String,

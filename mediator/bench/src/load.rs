@@ -9,6 +9,7 @@ use turnstile_nvidia::load as generator;
 
 /// Arguments of `nvidia-load`.
 #[derive(clap::Args, Debug)]
+// FIELDS: options of a command.
 pub struct LoadArgs {
     /// GPU
     #[arg(long, default_value_t = 0)]

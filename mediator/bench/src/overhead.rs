@@ -46,6 +46,7 @@ const WARM_UP: Duration = Duration::from_millis(300);
 
 /// Arguments of `bench overhead`.
 #[derive(clap::Args, Debug)]
+// FIELDS: options of a command.
 pub(super) struct OverheadArgs {
     /// GPU
     #[arg(long, value_enum, default_value_t = GpuArg::Nvidia)]

@@ -33,6 +33,7 @@ const MARGIN: Duration = Duration::from_millis(50);
 
 /// Arguments of `bench share`.
 #[derive(clap::Args, Debug)]
+// FIELDS: options of a command.
 pub(super) struct ShareArgs {
     /// GPU
     #[arg(long, value_enum, default_value_t = GpuArg::Nvidia)]

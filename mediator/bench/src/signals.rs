@@ -51,6 +51,7 @@ struct Channel {
 
 /// What was seen. A reading counts until the next one.
 #[derive(Debug, Default, Serialize)]
+// FIELDS: a report: one figure each.
 struct Summary {
     rounds: u64,
     length_ns: u64,

@@ -38,6 +38,7 @@ const CONTEXTS_BYTES: u64 = 8 << 30;
 
 /// Arguments of `bench train`.
 #[derive(clap::Args, Debug)]
+// FIELDS: options of a command.
 pub(super) struct TrainArgs {
     /// GPU
     #[arg(long, value_enum, default_value_t = GpuArg::Nvidia)]

@@ -13,6 +13,7 @@ pub(crate) const DEFAULT_PATH: &str = "/etc/turnstile/turnstile.toml";
 
 /// How the daemon schedules and accounts; shared by `serve` and `demo`.
 #[derive(clap::Args, Clone, Debug)]
+// FIELDS: options of a command.
 pub(crate) struct Scheduling {
     /// The GPU to share: soft (executes kernels in software; the default), nvidia (an NVIDIA GPU;
     /// needs root), vfio (a PCI GPU that implements the device contract), vfio-user (the same,

@@ -23,6 +23,7 @@ pub(crate) struct GuestReport {
 
 /// One VM's line.
 #[derive(Clone, Debug, Serialize)]
+// FIELDS: a line of results: one figure each.
 pub(crate) struct VmLine {
     pub(crate) name: String,
     pub(crate) weight: u32,
@@ -75,6 +76,7 @@ pub(crate) struct MemoryLine {
 
 /// The whole demo.
 #[derive(Clone, Debug, Serialize)]
+// FIELDS: a report: one figure each.
 pub(crate) struct DemoReport {
     /// Work of the VMs, if a scene was chosen.
     pub(crate) scene: Option<&'static str>,

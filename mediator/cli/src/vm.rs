@@ -63,6 +63,7 @@ enum Command {
 }
 
 #[derive(clap::Args, Debug)]
+// FIELDS: options of a command.
 struct SetArgs {
     /// The tenant's name
     name: String,

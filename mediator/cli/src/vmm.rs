@@ -41,6 +41,7 @@ pub(crate) enum Message {
 
 /// Arguments of `vmm`.
 #[derive(clap::Args, Debug)]
+// FIELDS: options of a command.
 pub(crate) struct Args {
     /// The daemon's socket; that of this user's own daemon, else /run/turnstile/vmm.sock
     #[arg(long, default_value_os_t = run_folder::find(run_folder::VMM), hide_default_value = true)]

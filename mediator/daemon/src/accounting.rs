@@ -104,6 +104,7 @@ pub(super) fn run(
     }
 }
 
+// FIELDS: what the accounting thread owns alone.
 struct Accounting<'a> {
     host: &'a Arc<Host>,
     stop: &'a AtomicBool,

@@ -165,6 +165,7 @@ struct Entrance {
     instance: Option<Uuid>,
 }
 
+// FIELDS: what one thread owns alone: connections, and when each poll is due.
 struct Control {
     /// By event data.
     entrances: BTreeMap<u32, Entrance>,

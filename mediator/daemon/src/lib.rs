@@ -105,6 +105,7 @@ pub struct Card {
 
 /// What a daemon is started with.
 #[derive(Clone, Debug)]
+// FIELDS: settings, each of its own.
 pub struct DaemonConfig {
     /// Where VMMs and launchers connect. A socket file without a listener is replaced.
     pub socket: PathBuf,

@@ -49,6 +49,7 @@ pub struct SchedulerReport {
 
 /// One tenant's line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+// FIELDS: a line of results: one figure each.
 pub struct TenantLine {
     /// What it does.
     pub load: String,
@@ -112,6 +113,7 @@ pub struct TenantLine {
 
 /// One run of a cell.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+// FIELDS: a line of results: one figure each.
 pub struct CellLine {
     /// Loads.
     pub loads: String,

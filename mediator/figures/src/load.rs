@@ -135,6 +135,7 @@ impl Block {
 
 /// A load's measurements of itself. Times are on the wall clock unless noted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+// FIELDS: a report: one figure each.
 pub struct LoadReport {
     /// Its process.
     pub pid: u32,

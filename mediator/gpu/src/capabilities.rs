@@ -4,6 +4,7 @@ use turnstile_accounting::TenantId;
 
 /// What a GPU can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+// FIELDS: abilities that do not depend on each other.
 pub struct Capabilities {
     /// Number of compute engines, which have the first indices.
     pub compute_engines: u8,

@@ -68,6 +68,7 @@ struct Scheduled {
 
 /// Meters' usages, the policies and the ledger of one GPU.
 #[derive(Debug)]
+// FIELDS: what a period reads and writes together; three are buffers.
 pub struct Mediation {
     control: Control,
     /// The compute engine first.

@@ -24,6 +24,7 @@ pub struct Tally {
 /// One tenant. It has more than ten fields: each belongs to a tenant alone, and one lock guards
 /// all.
 #[derive(Clone, Debug)]
+// FIELDS: facts of a tenant that change at different times.
 pub(super) struct Standing {
     pub(super) account: AccountId,
     pub(super) weight: Weight,

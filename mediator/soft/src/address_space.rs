@@ -74,6 +74,7 @@ pub(super) struct Pages {
 
 /// The address space of one tenant. Lookups take no lock.
 #[derive(Debug)]
+// FIELDS: read by engines without a lock, beside what the layout's lock guards.
 pub(super) struct AddressSpace {
     pub(super) tenant: TenantId,
     pub(super) card: CardMemory,

@@ -59,6 +59,7 @@ pub(super) enum Turn {
 
 /// A channel.
 #[derive(Debug)]
+// FIELDS: the state of a channel: its ring, its phase, its place in line.
 pub(super) struct Channel {
     pub(super) tenant: TenantId,
     pub(super) number: u32,

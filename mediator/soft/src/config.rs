@@ -54,6 +54,7 @@ impl Default for CostModel {
 
 /// A software GPU to be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+// FIELDS: settings, each of its own.
 pub struct SoftConfig {
     /// Streaming multiprocessors.
     pub multiprocessors: u32,

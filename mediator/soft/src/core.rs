@@ -114,6 +114,7 @@ impl Watched {
 
 /// The GPU.
 #[derive(Debug)]
+// FIELDS: the whole state of a GPU under one lock; its rooms own parts of it.
 pub(super) struct Core {
     pub(super) config: SoftConfig,
     pub(super) now: Moment,

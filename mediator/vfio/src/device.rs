@@ -31,13 +31,13 @@ use turnstile_gpu::{
 };
 use turnstile_host::memory_file::memory_file;
 
-/// Address of the host area for the device; the demand area follows it. It is low, so that one
-/// access of 4 bytes can pass it, and outside of the addresses that x86 hosts reserve for
-/// interrupts.
+/// Address of the host area for the device; the demand area follows it. One access of 4 bytes can
+/// pass it, and it is outside of the addresses that x86 hosts reserve for interrupts.
 const AREA_IOVA: u32 = 0x1000_0000;
 
 /// A GPU behind a bus.
 #[derive(Debug)]
+// FIELDS: parts of a device, which threads use without a common lock.
 pub struct VfioGpu {
     bus: Arc<dyn Bus>,
     admin: Admin,

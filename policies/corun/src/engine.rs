@@ -48,6 +48,7 @@ impl Kernel {
 
 /// A tenant's channel group, and its statistics.
 #[derive(Debug)]
+// FIELDS: the state of a channel group, with its measurements.
 pub(crate) struct Group {
     pub(crate) host: Host,
     pub(crate) queue: VecDeque<Kernel>,
@@ -142,6 +143,7 @@ impl Poller for Native {
 
 /// The model.
 #[derive(Debug)]
+// FIELDS: the state of a simulated engine, with its measurements.
 pub struct Sim {
     pub(crate) now: Ns,
     sequence: u64,

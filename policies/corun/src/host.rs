@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 
 /// The state of a host.
 #[derive(Debug)]
+// FIELDS: the state of a simulated program, with its measurements.
 pub(crate) struct Host {
     pub(crate) program: Program,
     pub(crate) next_op: usize,

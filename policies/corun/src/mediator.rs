@@ -63,6 +63,7 @@ struct Known {
 
 /// The rule and its sources.
 #[derive(Debug)]
+// FIELDS: the state of a simulated mediator, with its measurements.
 pub struct Mediator {
     /// The production rule.
     pub rule: Owed,

@@ -23,6 +23,7 @@ const PREEMPTION_PART: u64 = 8;
 
 /// An account.
 #[derive(Clone, Debug)]
+// FIELDS: the state of an account; its parts change together at an event.
 pub(crate) struct Account {
     pub(crate) entity: Entity,
     pub(crate) quota: Option<Quota>,

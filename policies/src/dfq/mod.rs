@@ -52,6 +52,7 @@ use turnstile_accounting::{AccountId, Demand, EngineState, Moment, Nanos, Tenant
 
 /// Weighted, capped, disengaged fair queuing over accounts and tenants.
 #[derive(Debug)]
+// FIELDS: the state of one rule; its parts change together at an event.
 pub struct Dfq {
     rules: Rules,
     /// The bound on being ahead where the engine is logged.

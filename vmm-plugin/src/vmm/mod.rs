@@ -33,6 +33,7 @@ pub(crate) const BLOB_BYTES_MAX: usize = 4096;
 
 /// What a VM is to be.
 #[derive(Clone, Debug)]
+// FIELDS: settings, each of its own.
 pub struct VmConfig {
     /// Name, unique on the host: 1 to 253 of `[A-Za-z0-9._+-]`.
     pub name: String,

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use uuid::Uuid;
 
 /// The source of a row's cells.
+// FIELDS: a row of a bill: one column each.
 pub(super) struct Charge<'a> {
     pub(super) gpu: &'a GpuIdentity,
     pub(super) hour: UnixNanos,

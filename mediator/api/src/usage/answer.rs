@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 /// What one tenant used of one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+// FIELDS: a row of JSON: one quantity each.
 pub struct TenantUsed {
     /// Id in the ledger, never used again.
     pub id: Uuid,

@@ -11,6 +11,7 @@ pub use sample::{AccountSample, EngineTime, LedgerSample, MemorySample, Sample, 
 
 /// One GPU over an interval.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+// FIELDS: a document of JSON: one fact each.
 pub struct View {
     /// Identity of the GPU.
     #[serde(default)]
@@ -83,6 +84,7 @@ impl Doing {
 
 /// A tenant over an interval. Parts are of the interval.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+// FIELDS: a row of JSON: one figure each.
 pub struct Row {
     /// Number.
     pub tenant: u32,

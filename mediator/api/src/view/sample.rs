@@ -9,6 +9,7 @@ use turnstile_mediation::COMPUTE;
 /// Totals of one GPU and its tenants. They only grow while the daemon runs, so that the difference
 /// of two samples is what happened between them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+// FIELDS: a copy: one fact of a GPU each.
 pub struct Sample {
     /// Identity of the GPU.
     #[serde(default)]
@@ -75,6 +76,7 @@ pub struct AccountSample {
 
 /// One tenant's totals.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+// FIELDS: a row: one fact of a tenant each.
 pub struct TenantSample {
     /// Number; never used again while the daemon runs.
     pub tenant: u32,

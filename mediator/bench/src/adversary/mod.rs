@@ -134,6 +134,7 @@ impl Stops {
 
 /// A run.
 #[derive(Debug, Serialize)]
+// FIELDS: a line of results: one figure each.
 struct Line {
     attack: &'static str,
     victim: Victim,

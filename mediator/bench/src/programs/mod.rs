@@ -51,6 +51,7 @@ const QUICK_LIMIT_S: u64 = 230;
 
 /// Arguments of `bench programs`.
 #[derive(clap::Args, Debug)]
+// FIELDS: options of a command.
 pub(super) struct ProgramsArgs {
     /// GPU
     #[arg(long, value_enum, default_value_t = GpuArg::Nvidia)]

@@ -20,6 +20,7 @@ pub(super) struct Row {
 
 /// Trainings of one size: one after another, and together under the daemon.
 #[derive(Debug, Serialize)]
+// FIELDS: a report: one figure each.
 pub(super) struct Run {
     pub(super) allocated_gib: f64,
     pub(super) card_bytes: u64,

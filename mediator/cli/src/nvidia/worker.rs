@@ -83,6 +83,7 @@ pub(crate) struct CheckArgs {
 
 /// Measurements, printed as JSON.
 #[derive(Debug, Default, Serialize)]
+// FIELDS: a report: one figure each.
 struct Checked {
     guests_kvm: bool,
     start_ms: f64,

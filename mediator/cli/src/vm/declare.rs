@@ -30,6 +30,7 @@ enum Attach {
 }
 
 #[derive(clap::Args, Debug)]
+// FIELDS: options of a command.
 pub(super) struct CreateArgs {
     /// The VM's name
     #[arg(value_parser = tenant_name)]

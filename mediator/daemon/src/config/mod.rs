@@ -45,6 +45,7 @@ pub fn without_mark(text: &str) -> &str {
 /// All of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
+// FIELDS: sections of a file.
 pub struct Config {
     /// Accounts: which tenants belong to which, and their limits.
     pub account: Vec<AccountSection>,

@@ -35,6 +35,7 @@ pub(crate) enum Call {
 
 /// What the GPU reports, as a test sets it.
 #[derive(Debug)]
+// FIELDS: what a simulated GPU reports, each set by tests.
 pub(crate) struct Reported {
     pub(crate) now: Moment,
     /// On the compute engine, and on each copy engine.

@@ -41,6 +41,7 @@ pub enum TenantKind {
 
 /// A tenant in a [`HostSnapshot`].
 #[derive(Clone, Debug, Serialize)]
+// FIELDS: a row: one fact of a tenant each.
 pub struct TenantSnapshot {
     /// Number.
     pub tenant: TenantId,
@@ -123,6 +124,7 @@ pub struct MemorySnapshot {
 
 /// A copy of the host's state.
 #[derive(Clone, Debug, Serialize)]
+// FIELDS: a copy: one fact of a GPU each.
 pub struct HostSnapshot {
     /// Figures of the GPU's own work, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]

@@ -99,6 +99,7 @@ impl Bytes {
 
 /// A tenant as the memory manager knows it.
 #[derive(Debug)]
+// FIELDS: facts of a tenant's memory that change at different times.
 pub(super) struct Owner {
     pub(super) entitlement: Entitlement,
     chunks: BTreeMap<ChunkId, Chunk>,

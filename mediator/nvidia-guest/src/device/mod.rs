@@ -107,6 +107,7 @@ impl Drop for Opened {
 
 /// What all programs of a VM share.
 #[derive(Debug)]
+// FIELDS: what the programs of a VM share, each behind a lock of its own.
 pub struct Device {
     release: &'static Release,
     driver: Arc<dyn Driver>,

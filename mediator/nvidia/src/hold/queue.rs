@@ -27,6 +27,7 @@ pub(super) type Batch = (BTreeMap<TenantId, bool>, Vec<PinRequest>);
 
 /// What the executor is to do next.
 #[derive(Debug, Default)]
+// FIELDS: the state of one queue; its parts change together.
 pub(super) struct Queue {
     /// Hold (`true`) or release.
     orders: BTreeMap<TenantId, bool>,

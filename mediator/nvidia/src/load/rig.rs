@@ -142,6 +142,7 @@ impl Copier {
 
 /// A context with the load's kernels, and the memory of their records.
 #[derive(Debug)]
+// FIELDS: functions and buffers in one context of the driver.
 pub(super) struct Rig {
     context: Context,
     stream: Stream,

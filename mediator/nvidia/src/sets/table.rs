@@ -44,6 +44,7 @@ pub(super) struct Chunk {
 }
 
 #[derive(Debug)]
+// FIELDS: facts of an owner that change at different times.
 pub(super) struct Owner {
     pub(super) mapper: Arc<dyn Mapper>,
     pub(super) turn: Arc<Mutex<()>>,

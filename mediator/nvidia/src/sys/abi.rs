@@ -224,6 +224,7 @@ pub(super) struct Free {
 
 /// nv_ioctl_nvos33_parameters_with_fd. SOURCE: `nv-unix-nvos-params-wrappers.h`.
 #[repr(C)]
+// FIELDS: the driver's layout.
 pub(super) struct MapMemory {
     pub(super) client: u32,
     pub(super) device: u32,
@@ -242,6 +243,7 @@ pub(super) struct MapMemory {
 /// SOURCE: `ctrl/ctrl2080/ctrl2080gpu.h`.
 #[repr(C)]
 #[derive(Default)]
+// FIELDS: the driver's layout.
 pub(super) struct RegisterOperation {
     pub(super) operation: u8,
     pub(super) kind: u8,

@@ -54,6 +54,7 @@ pub(super) struct Turn {
 }
 
 #[derive(Debug)]
+// FIELDS: the state of a warp: register files, lanes, groups, frames.
 pub(super) struct Warp {
     pub(super) index: u32,
     /// Lanes that exist and have not exited.

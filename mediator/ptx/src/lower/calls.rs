@@ -37,6 +37,7 @@ struct Site {
 
 /// The calls of an entry.
 #[derive(Debug, Default)]
+// FIELDS: one table for each fact of a body; bodies are read once, and linked at the end.
 pub(super) struct Calls<'a> {
     /// The function that is being read; `None` for the entry.
     pub(super) current: Option<u32>,

@@ -61,6 +61,7 @@ struct Block<'a> {
 
 /// Builds one entry.
 #[derive(Debug)]
+// FIELDS: what any statement may use or extend: the module, blocks, layouts, code.
 pub(super) struct Builder<'a, 'l> {
     limits: &'l Limits,
     /// Bytes of functions that may still be read.

@@ -67,6 +67,7 @@ impl MeterSetup {
 
 /// A run.
 #[derive(Clone, Copy, Debug)]
+// FIELDS: settings, each of its own.
 pub struct Setup {
     /// The policy.
     pub policy: PolicyRow,
@@ -190,6 +191,7 @@ impl Participant {
 
 /// Result of a run. Lists are by tenant, in the order of the participants.
 #[derive(Clone, Debug, PartialEq, Eq)]
+// FIELDS: a report: one figure each.
 pub struct Outcome {
     /// Compute engine time by `[window][tenant]`, from the engine's own log.
     pub windows: Vec<Vec<Nanos>>,

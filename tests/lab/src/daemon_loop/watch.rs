@@ -16,6 +16,7 @@ use rand::Rng;
 
 /// The current period, and what was observed in it.
 #[derive(Debug)]
+// FIELDS: what is measured of a run, each from a time of its own.
 pub(super) struct Watch {
     /// Beginning of the period.
     from: Moment,

@@ -56,6 +56,7 @@ pub(super) struct Seat {
 
 /// A run in progress.
 #[derive(Debug)]
+// FIELDS: all that a simulated host has; a test reads any of it.
 pub struct World {
     pub(super) setup: Setup,
     pub(super) gpu: VirtualGpu,

@@ -56,6 +56,7 @@ pub(super) enum Phase {
 }
 
 #[derive(Debug)]
+// FIELDS: the state of a channel: its ring, its stream, its commands in flight.
 pub(super) struct Channel<E: Executor> {
     pub(super) ring: Ring,
     pub(super) stream: E::Stream,
