@@ -11,9 +11,10 @@ use turnstile_lab::run::Run;
 use turnstile_lab::seeds::Seeds;
 
 /// Seeds of the experiments that take long: the first of the page's.
-const LONG: [(&str, u64); 7] = [
+const LONG: [(&str, u64); 8] = [
     // One of each guide.
     ("adversary", 5),
+    ("fleet", 1),
     ("literal", 2),
     ("loga-length", 2),
     ("loga-load", 2),

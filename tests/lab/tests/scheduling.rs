@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 
 use turnstile_gpu::Suspend;
+use turnstile_lab::experiments::fleet::{self, Fate};
 use turnstile_lab::experiments::{adversary, launch_wait, loga11};
 use turnstile_lab::seeds::over_seeds;
 
@@ -146,4 +147,23 @@ fn the_worst_attack_on_the_literal_rule_is_none_on_the_repaired_one() {
     };
     assert!(over("dfq-literal", true) > 300.0);
     assert!(over("dfq", false) <= 1.0);
+}
+
+/// Four GPUs of two sizes, 24 tenants. One GPU is removed: each GPU divides its time by weights all
+/// along, and those that stay have the waits that they would have had anyway.
+#[test]
+fn removed_gpu_leaves_shares_and_waits_of_other_gpus() {
+    let fates = [(1, Fate::End), (1, Fate::Move)];
+    all_pass(&fates, |(seed, fate)| {
+        let figures = fleet::figures(*seed, *fate, fleet::LEAVE_NS).unwrap();
+        println!("seed {seed}, {fate:?}: {figures:?}");
+        let shares = figures.share_points.iter();
+        let waits = figures.p99_percent.iter();
+        let off = shares.filter(|points| **points > fleet::BOUND_POINTS);
+        let late = waits.filter(|percent| percent.abs() > fleet::BOUND_PERCENT);
+        let moves = figures.moved > 0;
+        let failed = off.count() + late.count() > 0 || moves != (*fate == Fate::Move);
+        let failed = failed.then(|| format!("seed {seed}, {fate:?}: {figures:?}"));
+        failed.into_iter().collect()
+    });
 }

@@ -284,6 +284,10 @@ pub struct Guest {
     ready: VecDeque<(Moment, Nanos)>,
     submitted: u64,
     completed: u64,
+    /// When each launch that has not ended was submitted.
+    sent: VecDeque<Moment>,
+    /// When each launch ended, and its time from the submission on.
+    waits: Vec<(Moment, Nanos)>,
     stopped: bool,
 }
 
@@ -329,6 +333,8 @@ impl Guest {
             ready,
             submitted: 0,
             completed: 0,
+            sent: VecDeque::new(),
+            waits: Vec::new(),
             stopped: false,
         })
     }
@@ -351,6 +357,11 @@ impl Guest {
     /// Launches with completed fences.
     pub const fn completed(&self) -> u64 {
         self.completed
+    }
+
+    /// When each launch ended, and its time from the submission on.
+    pub fn waits(&self) -> &[(Moment, Nanos)] {
+        &self.waits
     }
 
     /// Reads its fence, and prepares the launches that follow the ended ones.
@@ -378,8 +389,10 @@ impl Guest {
                 interrupts,
             });
         }
-        if !self.stopped {
-            for number in self.completed..fence.value {
+        for number in self.completed..fence.value {
+            let sent = self.sent.pop_front().unwrap_or(now);
+            self.waits.push((now, now.since(sent)));
+            if !self.stopped {
                 self.follow(number, now);
             }
         }
@@ -417,6 +430,7 @@ impl Guest {
             && let Some((_, length)) = self.ready.pop_front_if(|(at, _)| *at <= now)
         {
             self.push(length);
+            self.sent.push_back(now);
         }
         (self.submitted > before).then_some(self.channel.put)
     }

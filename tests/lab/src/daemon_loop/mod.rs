@@ -17,10 +17,12 @@
 //! seed and moment.
 
 mod books;
+pub mod fleet;
 pub mod gates;
 pub mod guest;
 pub mod laws;
 mod sampler;
+mod seats;
 mod setup;
 mod timeline;
 mod watch;

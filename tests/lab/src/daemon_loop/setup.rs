@@ -176,15 +176,18 @@ pub struct Participant {
     pub account: Option<u32>,
     /// Its load.
     pub load: Load,
+    /// When it becomes a tenant; after the beginning in the order of the list, and last in it.
+    pub joins: Moment,
 }
 
 impl Participant {
-    /// A tenant.
+    /// A tenant from the beginning on.
     pub const fn new(weight: u32, load: Load) -> Self {
         Self {
             weight,
             account: None,
             load,
+            joins: Moment(0),
         }
     }
 }

@@ -1,30 +1,28 @@
 //! A run: software GPU, gates, guests and the daemon's loop, event by event.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use turnstile_accounting::record::Entry;
-use turnstile_accounting::{AccountId, EngineId, EventMeter, Meter, Moment, Nanos, Observation};
+use turnstile_accounting::{EngineId, EventMeter, Meter, Moment, Nanos, Observation};
 use turnstile_daemon::tenant::gates::GateMove;
 use turnstile_gpu::prelude::*;
 use turnstile_gpu::{ChannelActivity, DoorbellChange, EngineReading, Order, Suspend};
 use turnstile_mediation::{Activity, Mediation};
-use turnstile_policies::{Membership, TenantParams, Tuning, Weight};
+use turnstile_policies::Tuning;
 use turnstile_soft::{ENGINES, SoftConfig, VirtualGpu};
 use turnstile_vmm::gate::GateState;
 
 use super::books::{BookKeeping, Books};
 use super::gates::SimulatedGate;
-use super::guest::{Executed, Execution, Guest, Load};
+use super::guest::{Executed, Execution, Load};
 use super::laws::{BrokenLaw, Claimant, Idleness, Lag, Launches, Violation, id};
+use super::seats::Seat;
 use super::timeline::Timeline;
 use super::watch::Watch;
 
 pub use super::setup::{MeterSetup, Outcome, Participant, Setup};
-
-/// Ids of accounts with a single tenant begin here.
-const OWN_ACCOUNTS: u32 = 1_000;
 
 /// An event at a moment that is known in advance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +33,8 @@ pub(super) enum Event {
     Moved(usize, GateMove),
     /// A guest has a launch to submit.
     Due(usize),
+    /// A tenant joins.
+    Join,
     /// The daemon polls for an idle engine.
     Tick,
     /// The daemon decides again.
@@ -45,15 +45,6 @@ pub(super) enum Event {
     PeriodEnd,
 }
 
-/// State of a tenant.
-#[derive(Debug)]
-pub(super) struct Seat {
-    pub(super) guest: Guest,
-    pub(super) gate: SimulatedGate,
-    kick_pending: bool,
-    due: Option<Moment>,
-}
-
 /// A run in progress.
 #[derive(Debug)]
 // FIELDS: all that a simulated host has; a test reads any of it.
@@ -61,6 +52,10 @@ pub struct World {
     pub(super) setup: Setup,
     pub(super) gpu: VirtualGpu,
     pub(super) seats: Vec<Seat>,
+    /// Tenants that join later, in the order of their moments.
+    pub(super) joining: VecDeque<Participant>,
+    /// When the daemon's control thread is free, if several GPUs share it.
+    pub(super) control_free_at: Option<Moment>,
     pub(super) mediation: Mediation,
     pub(super) now: Moment,
     pub(super) timeline: Timeline,
@@ -140,7 +135,7 @@ pub(super) fn engines() -> [EngineId; ENGINES] {
 }
 
 impl World {
-    fn new(setup: Setup, participants: &[Participant]) -> Result<Self, BrokenLaw> {
+    pub(super) fn new(setup: Setup, participants: &[Participant]) -> Result<Self, BrokenLaw> {
         let execution = Execution::default();
         let config = SoftConfig {
             switch: setup.switch_ns,
@@ -150,41 +145,13 @@ impl World {
         };
         let gpu = VirtualGpu::with_cost(config, Box::new(execution.clone()));
         let tuning = Tuning::default();
-        let mut mediation = Mediation::for_gpu(&setup.policy, &tuning, &gpu.capabilities());
-        let mut seats = Vec::new();
-        for (place, participant) in participants.iter().enumerate() {
-            let weight = Weight::new(participant.weight).map_err(failed)?;
-            let params = TenantParams { weight, cap: None };
-            let account = participant.account.unwrap_or(OWN_ACCOUNTS + place as u32);
-            let membership = Membership {
-                account: AccountId(account),
-                name: &format!("tenant{place}"),
-            };
-            if participant.account.is_none() {
-                mediation.set_account(membership.account, params);
-            }
-            mediation
-                .add(id(place), membership, params, Moment(0))
-                .map_err(failed)?;
-            participant.load.check().map_err(failed)?;
-            let load = participant.load.clone();
-            let account = membership.account;
-            let guest = Guest::start(&gpu, id(place), account, load, setup.seed).map_err(failed)?;
-            let doorbells = guest.vm.doorbells.clone();
-            let gate = SimulatedGate::new(doorbells, guest.channel()).map_err(failed)?;
-            seats.push(Seat {
-                guest,
-                gate,
-                kick_pending: false,
-                due: None,
-            });
-        }
+        let mediation = Mediation::for_gpu(&setup.policy, &tuning, &gpu.capabilities());
         // A tenant that launches and waits pays for its preemptions in virtual time.
         let pays = |load: &Load| setup.suspend == Suspend::MidKernel && load.depth() == 1;
         let claimant = |participant: &Participant| Claimant {
             weight: participant.weight,
             saturating: participant.load.is_saturating() && !pays(&participant.load),
-            start: participant.load.start(),
+            start: participant.load.start().max(participant.joins),
             queued_ns_max: participant.load.queued_ns_max(),
         };
         let period_ns = match setup.meter {
@@ -194,10 +161,14 @@ impl World {
         let move_ns = Nanos(2 * setup.gate_move_ns.0) + setup.kick_ns;
         let claimants = participants.iter().map(claimant).collect();
         let tenants = participants.len();
+        let (first, later): (Vec<_>, Vec<_>) =
+            (participants.iter().cloned()).partition(|one| one.joins == Moment(0));
         let mut world = Self {
             setup,
             gpu,
-            seats,
+            seats: Vec::new(),
+            joining: later.into(),
+            control_free_at: None,
             mediation,
             now: Moment(0),
             timeline: Timeline::new(tenants, setup.window_ns),
@@ -220,23 +191,8 @@ impl World {
             channels: Vec::new(),
             books: None,
         };
-        world.begin()?;
+        world.begin(first)?;
         Ok(world)
-    }
-
-    /// Makes the gates, as a VM is notified of a channel only after its gate is made, and starts
-    /// the daemon's loop.
-    fn begin(&mut self) -> Result<(), BrokenLaw> {
-        for place in 0..self.seats.len() {
-            let stands = self.mediation.gates(id(place));
-            let seat = &mut self.seats[place];
-            if let Some(request) = stands.and_then(|stands| seat.gate.add(stands)) {
-                let next = seat.gate.carry_out(request).map_err(failed)?;
-                self.send(place, next);
-            }
-        }
-        self.begin_period();
-        Ok(())
     }
 
     fn run_to_end(&mut self) -> Result<Outcome, BrokenLaw> {
@@ -253,7 +209,7 @@ impl World {
 
     /// The daemon leaves, all gates are opened, and all tenants are resumed: all announced work has
     /// to end.
-    fn drain(&mut self) -> Result<(), BrokenLaw> {
+    pub(super) fn drain(&mut self) -> Result<(), BrokenLaw> {
         self.over = true;
         for place in 0..self.seats.len() {
             self.seats[place].guest.stop();
@@ -279,13 +235,13 @@ impl World {
         })
     }
 
-    fn next_moment(&self) -> Option<Moment> {
+    pub(super) fn next_moment(&self) -> Option<Moment> {
         let queued = self.queue.first_key_value().map(|((at, _), _)| *at);
         queued.into_iter().chain(self.gpu.next_event()).min()
     }
 
     /// Advances to `at` and handles its events.
-    fn step(&mut self, at: Moment) -> Result<(), BrokenLaw> {
+    pub(super) fn step(&mut self, at: Moment) -> Result<(), BrokenLaw> {
         self.read_registers(at);
         self.idleness
             .check(at, self.setup.enforce_work_conserving && !self.over)?;
@@ -301,7 +257,7 @@ impl World {
     }
 
     /// The guests read what the GPU has done, and the GPU reads what they submit.
-    fn settle(&mut self) -> Result<(), BrokenLaw> {
+    pub(super) fn settle(&mut self) -> Result<(), BrokenLaw> {
         for place in 0..self.seats.len() {
             let seat = &mut self.seats[place];
             seat.guest.poll(self.now)?;
@@ -331,7 +287,8 @@ impl World {
 
     fn kick(&mut self, place: usize) {
         if !std::mem::replace(&mut self.seats[place].kick_pending, true) {
-            self.schedule(self.now + self.setup.kick_ns, Event::Kick(place));
+            let at = self.kicks_at();
+            self.schedule(at, Event::Kick(place));
         }
     }
 
@@ -372,6 +329,7 @@ impl World {
                     .doorbells_changed(id(place), DoorbellChange::Written);
             }
             Event::Due(place) => self.seats[place].due = None,
+            Event::Join => self.join_due()?,
             Event::Tick | Event::Decide | Event::PollBegin | Event::PeriodEnd if self.over => {}
             Event::Tick => self.tick(),
             Event::Decide => {
@@ -451,7 +409,7 @@ impl World {
         list
     }
 
-    fn outcome(&self) -> Outcome {
+    pub(super) fn outcome(&self) -> Outcome {
         let places = 0..self.seats.len();
         let gates = || self.seats.iter().map(|seat| &seat.gate);
         let ledger = self.mediation.ledger();

@@ -14,6 +14,8 @@ pub mod case_task;
 pub mod charged;
 pub mod corun;
 #[cfg(feature = "world")]
+pub mod fleet;
+#[cfg(feature = "world")]
 pub mod launch_wait;
 pub mod li;
 pub mod li_model;

@@ -63,6 +63,8 @@ table! {
         Bound, 1, Within, run(corun::report);
     "share", "none", "share error against the fluid ideal", "-":
         Bound, 20, Within, world(share::report);
+    "fleet", "none", "four GPUs of which one is removed", "G":
+        Bound, 5, Within, world(fleet::report);
     "unfair", "LoGA 2.2", "long commands against short ones", "-":
         Bound, 2, Within, world(unfair::report);
     "literal", "LoGA 4.2", "the rule as printed against the repaired one", "-":

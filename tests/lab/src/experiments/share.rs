@@ -61,11 +61,19 @@ pub fn errors_points(outcome: &Outcome, tenants: &[Participant], window_ns: Nano
         .iter()
         .map(|tenant| FluidTenant {
             weight: tenant.weight,
-            saturating: tenant.load.is_saturating(),
+            saturating: tenant.load.is_saturating() && tenant.joins == Moment(0),
         })
         .collect();
     let mut arrivals = Vec::new();
     for (place, tenant) in tenants.iter().enumerate() {
+        if tenant.load.is_saturating() && tenant.joins > Moment(0) {
+            // More work than the run has time for.
+            arrivals.push(Arrival {
+                tenant: place,
+                at: tenant.joins,
+                work_ns: Nanos(window_ns.0 * (1 + outcome.windows.len() as u64)),
+            });
+        }
         if let Load::Open { work, .. } = &tenant.load {
             arrivals.extend(work.iter().map(|&(at, work_ns)| Arrival {
                 tenant: place,
