@@ -90,6 +90,9 @@ pub struct Gpu {
     /// Whether it is closed to further tenants.
     #[serde(default)]
     pub cordoned: bool,
+    /// Whether an operator has taken it out of service.
+    #[serde(default)]
+    pub removed: bool,
     /// The time that tenants are charged.
     #[serde(default)]
     pub charge: Charge,
@@ -137,6 +140,7 @@ impl Gpu {
             host_pool_bytes: capability.host_pool_bytes,
             vms: snapshot.tenants.len(),
             cordoned: shared.fleet.is_closed(place),
+            removed: seen.host.is_removed(),
             charge: Charge::of(capability.worked),
             silent: seen.host.silence(),
             at_ns: snapshot.at.0,
@@ -196,10 +200,33 @@ async fn close(shared: Arc<Shared>, write: Write, closed: bool) -> Result<Gpu, P
             kept.cordoned.insert(write.name.clone());
         } else {
             kept.cordoned.remove(&write.name);
+            kept.removed.remove(&write.name);
         }
         turn.keep(kept).await?;
+        if !closed {
+            shared.fleet.restore_gpu(place);
+        }
         shared.fleet.close(place, closed);
         audit.emit(&shared.fleet);
+    }
+    Ok(Gpu::at(&shared, place))
+}
+
+/// Takes a GPU out of service, and answers with the GPU.
+async fn take_out(shared: Arc<Shared>, write: Write) -> Result<Gpu, Problem> {
+    let place = shared.gpus.place_of(&write.name)?;
+    let turn = shared.turn().await;
+    if !shared.gpus.at(place).host.is_removed() {
+        let audit = turn.audit(&write, Some(&false), Some(&true))?;
+        let mut kept = turn.kept();
+        kept.cordoned.insert(write.name.clone());
+        kept.removed.insert(write.name.clone());
+        turn.keep(kept).await?;
+        shared.fleet.remove_gpu(place);
+        // Places that were given back are not taken again by the next daemon.
+        turn.keep(turn.kept()).await?;
+        audit.emit(&shared.fleet);
+        shared.gpus.renew();
     }
     Ok(Gpu::at(&shared, place))
 }
@@ -223,7 +250,7 @@ pub(super) async fn cordon(
     detached(close(shared, write, true)).await.map(Json)
 }
 
-/// Opens a GPU to further tenants again.
+/// Opens a GPU to further tenants again, and takes it back if it was removed.
 #[utoipa::path(
     delete, path = "/v1/gpus/{id}/cordon", operation_id = "uncordon_gpu", tag = "gpus", params(("id" = String, Path, description = "Identity of the GPU")),
     responses(
@@ -240,4 +267,25 @@ pub(super) async fn uncordon(
 ) -> Result<Json<Gpu>, Problem> {
     let write = Write::of_gpu(caller, request, id);
     detached(close(shared, write, false)).await.map(Json)
+}
+
+/// Takes a GPU out of service: its tenants end at once, declared VMs are placed on other GPUs, and
+/// it takes no other. It holds over restarts of the daemon, until the GPU is opened again.
+#[utoipa::path(
+    put, path = "/v1/gpus/{id}/removal", operation_id = "remove_gpu", tag = "gpus", params(("id" = String, Path, description = "Identity of the GPU")),
+    responses(
+        (status = 200, description = "The GPU as it is now", body = Gpu),
+        (status = "4XX", response = super::Refused),
+        (status = 503, response = super::Refused),
+    )
+)]
+pub(super) async fn remove(
+    State(shared): State<Arc<Shared>>,
+    Extension(caller): Extension<Caller>,
+    Extension(request): Extension<RequestId>,
+    Path(id): Path<String>,
+) -> Result<Json<Gpu>, Problem> {
+    let mut write = Write::of_gpu(caller, request, id);
+    write.part = "removed";
+    detached(take_out(shared, write)).await.map(Json)
 }

@@ -22,7 +22,8 @@ use super::notices::{Notice, Notices};
 use super::page::query;
 use super::problem::Problem;
 use super::seen::{GpuQuery, Seen};
-use crate::view::{Sample, View};
+use crate::view::{Sample, View, WaitingSample};
+use turnstile_daemon::WaitingVm;
 
 /// Interval of samples.
 const EVERY: Duration = Duration::from_secs(1);
@@ -34,6 +35,18 @@ impl Seen {
     fn sample(&self) -> Sample {
         let snapshot = self.snapshots.get();
         Sample::new(&self.identity.gpu, &snapshot, snapshot.ledger)
+    }
+}
+
+impl Shared {
+    /// VMs that wait for a place, in line.
+    fn waiting(&self) -> Vec<WaitingSample> {
+        let all = self.fleet.waiting().into_iter();
+        let vm = |vm: WaitingVm| WaitingSample {
+            name: vm.name,
+            reason: vm.reason,
+        };
+        all.map(vm).collect()
     }
 }
 
@@ -123,7 +136,9 @@ pub(super) async fn sample(
     of: Result<Query<GpuQuery>, QueryRejection>,
 ) -> Result<Json<Sample>, Problem> {
     let of = query(of)?;
-    Ok(Json(shared.gpus.named(of.gpu.as_deref())?.sample()))
+    let mut sample = shared.gpus.named(of.gpu.as_deref())?.sample();
+    sample.waiting = shared.waiting();
+    Ok(Json(sample))
 }
 
 /// The last five minutes, a second each, the oldest first.

@@ -42,6 +42,7 @@ fn routes() -> OpenApiRouter<Arc<Shared>> {
         .routes(routes!(gpus::list))
         .routes(routes!(gpus::get))
         .routes(routes!(gpus::cordon, gpus::uncordon))
+        .routes(routes!(gpus::remove))
         .routes(routes!(declare::drain_gpu))
         .routes(routes!(vms::list, registry::register))
         .routes(routes!(vms::get, registry::forget))

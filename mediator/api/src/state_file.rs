@@ -37,6 +37,8 @@ pub struct Kept {
     pub names: BTreeMap<String, String>,
     /// GPUs that are closed to further tenants.
     pub cordoned: BTreeSet<String>,
+    /// GPUs that are removed.
+    pub removed: BTreeSet<String>,
     /// Declared VMs, in the order of their declaration.
     pub vms: Vec<KeptVm>,
 }
@@ -50,12 +52,14 @@ impl Kept {
             accounts,
             names,
             cordoned,
+            removed,
             vms,
         } = self;
         DaemonConfig {
             settings: tenants,
             vms,
             cordoned,
+            removed,
             accounts: AccountsConfig {
                 made: accounts,
                 names,
@@ -78,6 +82,8 @@ struct Content {
     names: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     cordoned: BTreeSet<String>,
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    removed: BTreeSet<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     vms: Vec<KeptVm>,
 }
@@ -161,6 +167,7 @@ impl StateFile {
             accounts: content.accounts,
             names: content.names,
             cordoned: content.cordoned,
+            removed: content.removed,
             vms: content.vms,
         })
     }
@@ -185,6 +192,7 @@ impl StateFile {
             accounts: kept.accounts.clone(),
             names: kept.names.clone(),
             cordoned: kept.cordoned.clone(),
+            removed: kept.removed.clone(),
             vms: kept.vms.clone(),
         };
         let mut text = serde_json::to_vec_pretty(&content)?;

@@ -171,9 +171,23 @@ pub struct Vm {
     /// Of a declared VM: its state and its socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attachment: Option<VmAttachment>,
+    /// Of a VM without a GPU: its place in line, and why it waits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<VmWaiting>,
     /// What it holds of the daemon's bounded resources; not in lists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held: Option<BTreeMap<String, Amount>>,
+}
+
+/// A VM that waits for a place on a GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VmWaiting {
+    /// Its place in line, from 1. One that fits on no GPU delays no other.
+    pub place: u32,
+    /// GPU memory that it needs.
+    pub gpu_memory_bytes: u64,
+    /// Why no GPU takes it now.
+    pub reason: String,
 }
 
 impl Scheduling {
@@ -276,6 +290,7 @@ fn connected(
         limits,
         memory: tenant.memory.map(residence),
         attachment: None,
+        waiting: None,
         held: None,
     }
 }
@@ -297,6 +312,7 @@ fn absent(name: &str, settings: &Settings, default: Weight, account: Option<Stri
         limits: settings.memory,
         memory: None,
         attachment: None,
+        waiting: None,
         held: None,
     }
 }
@@ -331,6 +347,16 @@ impl Vm {
                 vm.gpu = vm.gpu.take().or(declared.placed);
                 vm.account = vm.account.take().or(declared.declared.account);
             }
+        }
+        for waiting in shared.fleet.waiting() {
+            let one = || absent(&waiting.name, &Settings::default(), default, None);
+            let vm = vms.entry(waiting.name.clone()).or_insert_with(one);
+            vm.account = vm.account.take().or(waiting.account);
+            vm.waiting = Some(VmWaiting {
+                place: waiting.place,
+                gpu_memory_bytes: waiting.gpu_memory_bytes,
+                reason: waiting.reason,
+            });
         }
         vms
     }

@@ -146,6 +146,7 @@ impl Turn<'_> {
             accounts,
             names,
             cordoned: self.shared.fleet.closed().map(str::to_owned).collect(),
+            removed: self.shared.fleet.removed().map(str::to_owned).collect(),
             vms: self.shared.fleet.kept_vms(),
         }
     }

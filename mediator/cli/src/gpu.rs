@@ -41,7 +41,12 @@ enum Command {
         #[command(flatten)]
         drain: DrainArgs,
     },
-    /// Open a GPU to further VMs again
+    /// Take a GPU out of service: its tenants end at once, and declared VMs go to other GPUs
+    Remove {
+        /// Its identity, as listed
+        id: String,
+    },
+    /// Open a GPU to further VMs again; a removed one is taken back
     Uncordon {
         /// Its identity, as listed
         id: String,
@@ -57,6 +62,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         Command::Drain { id, drain } => {
             set(admin, id, Method::PUT, &format!("drain{}", drain.query()))
         }
+        Command::Remove { id } => set(admin, id, Method::PUT, "removal"),
         Command::Uncordon { id } => set(admin, id, Method::DELETE, "cordon"),
     })
 }
@@ -86,10 +92,11 @@ fn show(gpus: &[Gpu]) {
                 gpu.id.clone(),
                 gpu.model.clone(),
                 gpu.policy.clone(),
-                match (&gpu.silent, gpu.cordoned) {
-                    (Some(_), _) => "silent",
-                    (None, true) => "cordoned",
-                    (None, false) => "open",
+                match (&gpu.silent, gpu.removed, gpu.cordoned) {
+                    (_, true, _) => "removed",
+                    (Some(_), ..) => "silent",
+                    (None, false, true) => "cordoned",
+                    (None, false, false) => "open",
                 }
                 .into(),
                 gpu.charge.as_str().into(),

@@ -332,16 +332,17 @@ fn show(vms: &[Vm]) {
         .map(|vm| {
             let scheduling = &vm.scheduling;
             let cap = cap(scheduling.quota_us, scheduling.period_us);
-            let state = match (vm.admitted, &vm.attachment) {
-                (None, None) => "absent",
-                (None, Some(attachment)) => attachment.state.name(),
-                (Some(true), _) => "admitted",
-                (Some(false), _) => "held",
+            let state = match (vm.admitted, &vm.attachment, &vm.waiting) {
+                (None, _, Some(waiting)) => format!("waiting {}", waiting.place),
+                (None, None, None) => "absent".to_owned(),
+                (None, Some(attachment), None) => attachment.state.name().to_owned(),
+                (Some(true), ..) => "admitted".to_owned(),
+                (Some(false), ..) => "held".to_owned(),
             };
             vec![
                 vm.name.clone(),
                 vm.kind.clone().unwrap_or_else(absent),
-                state.into(),
+                state,
                 vm.gpu.clone().unwrap_or_else(absent),
                 vm.account.clone().unwrap_or_else(absent),
                 scheduling.weight.to_string(),
@@ -388,6 +389,13 @@ fn show(vms: &[Vm]) {
         "LABELS",
     ];
     table(&head, &rows);
+    let waiting = vms.iter().filter_map(|vm| Some((vm, vm.waiting.as_ref()?)));
+    for (vm, waiting) in waiting {
+        println!(
+            "{} is {} in line: {}",
+            vm.name, waiting.place, waiting.reason
+        );
+    }
 }
 
 #[cfg(test)]

@@ -182,3 +182,191 @@ fn packed_vms_fill_the_gpu_with_the_least_room() {
     );
     assert_eq!(places["e"], "software-1");
 }
+
+/// A guest that is without work at times.
+const PAUSES: [&str; 7] = [
+    "--load-only",
+    "--burst",
+    "4",
+    "--pause-us",
+    "30000",
+    "--kernel-us",
+    "200",
+];
+
+#[test]
+fn removed_gpu_ends_its_vms_and_takes_them_again_once_it_is_opened() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let daemon = begin(folder, "");
+    let args = [&["--reconnect"], &PAUSES[..]].concat();
+    let _vms: Vec<Process> = ["a", "b", "c", "d"]
+        .map(|name| vm(folder, name, &args))
+        .into();
+    let before = all(folder, 4);
+    let numbers = |gpu: &str| -> BTreeMap<String, u64> {
+        let vms = json(folder, &["vm", "list"]);
+        let of = vms.as_array().unwrap().iter().filter(|vm| vm["gpu"] == gpu);
+        let name = |vm: &Value| vm["name"].as_str().unwrap().to_owned();
+        of.map(|vm| (name(vm), vm["number"].as_u64().unwrap()))
+            .collect()
+    };
+    let stay = numbers("software-0");
+    let removed = json(folder, &["gpu", "remove", "software-1"]);
+    assert_eq!(removed["removed"], true);
+    assert!(removed["silent"].is_null(), "{removed}");
+    let after = until("all on the other GPU", || {
+        let places = places(folder);
+        let other = places.values().all(|gpu| gpu == "software-0");
+        (places.len() == 4 && other).then_some(places)
+    });
+    assert_ne!(before, after);
+    let now = numbers("software-0");
+    for (name, number) in stay {
+        assert_eq!(now[&name], number, "{name} was not touched");
+    }
+    let list = run(folder, &["gpu", "list"]);
+    let list = String::from_utf8_lossy(&list.stdout).into_owned();
+    assert!(list.contains("removed"), "{list}");
+    // It holds over a restart.
+    daemon.signal(Signal::TERM);
+    drop(daemon);
+    let _daemon = begin(folder, "");
+    let again = until("the daemon", || {
+        let output = run(folder, &["gpu", "get", "software-1", "-o", "json"]);
+        serde_json::from_slice::<Value>(&output.stdout).ok()
+    });
+    assert_eq!(again["removed"], true);
+    until("all on the other GPU", || {
+        let places = places(folder);
+        let other = places.values().all(|gpu| gpu == "software-0");
+        (places.len() == 4 && other).then_some(())
+    });
+    let opened = json(folder, &["gpu", "uncordon", "software-1"]);
+    assert_eq!(
+        (&opened["removed"], &opened["cordoned"]),
+        (&false.into(), &false.into())
+    );
+    until("its answer", || {
+        let gpu = json(folder, &["gpu", "get", "software-1"]);
+        gpu["silent"].is_null().then_some(())
+    });
+    let _fifth = vm(folder, "e", &PAUSES);
+    assert_eq!(all(folder, 5)["e"], "software-1");
+}
+
+/// The VMs that wait, in line.
+fn line(folder: &Path) -> Vec<String> {
+    let vms = json(folder, &["vm", "list"]);
+    let waiting = vms.as_array().unwrap().iter();
+    let waiting = waiting.filter(|vm| vm["waiting"].is_object());
+    let mut line: Vec<(u64, String)> = waiting
+        .map(|vm| {
+            let reason = vm["waiting"]["reason"].as_str().unwrap();
+            assert!(reason.contains("No GPU has room"), "{reason}");
+            assert_eq!(vm["connected"], false);
+            let place = vm["waiting"]["place"].as_u64().unwrap();
+            (place, vm["name"].as_str().unwrap().to_owned())
+        })
+        .collect();
+    line.sort();
+    line.into_iter().map(|(_, name)| name).collect()
+}
+
+#[test]
+fn vm_that_fits_nowhere_waits_in_line_until_there_is_room() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let _daemon = begin(folder, "[scheduling]\nqueue = 4\n");
+    let large = [&["--gpu-memory-mib", "400"], &PAUSES[..]].concat();
+    let in_line = |names: &[&str]| until("the line", || (line(folder) == names).then_some(()));
+    let mut first = vm(folder, "first", &large);
+    assert_eq!(all(folder, 1)["first"], "software-1");
+    let mut second = vm(folder, "second", &large);
+    in_line(&["second"]);
+    let _third = vm(folder, "third", &large);
+    in_line(&["second", "third"]);
+    // Two of four places are one account's, and a name is taken in the line too.
+    for name in ["fourth", "third"] {
+        let refused = turnstile()
+            .args(["vmm", "--native", "--name", name, "--socket"])
+            .arg(folder.join("vmm.sock"))
+            .args(["--gpu-memory-mib", "400"])
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+        let reason = text.contains("No GPU has room") || text.contains("connected already");
+        assert!(!refused.status.success() && reason, "{text}");
+    }
+    let table = run(folder, &["vm", "list"]);
+    let table = String::from_utf8_lossy(&table.stdout).into_owned();
+    assert!(
+        table.contains("waiting 1") && table.contains("third is 2 in line"),
+        "{table}"
+    );
+    let top = run(
+        folder,
+        &["top", "--batch", "--count", "1", "--delay", "0.2"],
+    );
+    let top = String::from_utf8_lossy(&top.stdout).into_owned();
+    assert!(top.contains("waiting: 1 second, 2 third (No GPU"), "{top}");
+    // One that fits passes those that do not.
+    let _small = vm(folder, "small", &PAUSES);
+    assert!(all(folder, 2).contains_key("small"));
+    second.signal(Signal::KILL);
+    second.end(common::PATIENCE).expect("it ends");
+    in_line(&["third"]);
+    first.signal(Signal::KILL);
+    first.end(common::PATIENCE).expect("it ends");
+    until("the third", || places(folder).get("third").cloned());
+    in_line(&[]);
+}
+
+/// 24 VMs on four GPUs, and kill -9 of the daemon at any moment. `TURNSTILE_KILLS` is how often.
+#[test]
+fn one_ledger_of_four_gpus_is_sound_after_kills() {
+    let kills = std::env::var("TURNSTILE_KILLS").map_or(3, |n| n.parse().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let more = format!("{CARDS}[ledger]\nwindow_ms = 100\n");
+    let answers = || run(folder, &["vm", "list"]).status.success();
+    let start = || {
+        let daemon = begin(folder, &more);
+        // A daemon that was killed leaves its socket's file.
+        until("the daemon", || answers().then_some(()));
+        daemon
+    };
+    let mut daemon = start();
+    let args = [&["--reconnect", "--gpu-memory-mib", "32"], &PAUSES[..]].concat();
+    let mut vms: Vec<Process> = (0..24)
+        .map(|number| vm(folder, &format!("vm-{number}"), &args))
+        .collect();
+    all(folder, 24);
+    for kill in 0..kills {
+        // Among connections of its VMs, and while all work.
+        if kill % 2 == 0 {
+            all(folder, 24);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(37 * kill % 500));
+        daemon.signal(Signal::KILL);
+        daemon.end(common::PATIENCE).expect("it ends");
+        daemon = start();
+    }
+    let places = all(folder, 24);
+    let gpus: BTreeSet<&String> = places.values().collect();
+    assert_eq!(gpus.len(), 4, "{places:?}");
+    for vm in &mut vms {
+        assert!(vm.0.try_wait().unwrap().is_none(), "each VM came back");
+    }
+    daemon.signal(Signal::TERM);
+    assert!(daemon.end(common::PATIENCE).expect("it ends").success());
+    let verified = turnstile()
+        .args(["usage", "verify", "--ledger"])
+        .arg(folder.join("ledger"))
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&verified.stdout);
+    assert!(verified.status.success(), "{text}");
+    assert_eq!(text.matches("; sound").count(), 4, "{text}");
+    println!("{kills} kills: {text}");
+}

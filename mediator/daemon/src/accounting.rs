@@ -180,13 +180,28 @@ impl Accounting<'_> {
     /// answers. Otherwise waits until the GPU was taken back: the time from `from` on is a gap,
     /// and the next period begins at the moment that is returned as an error.
     fn known(&mut self, from: Moment, to: Moment) -> Result<Moment, Moment> {
-        let Err(reason) = self.host.gpu().answers() else {
+        let mut failed = false;
+        if !self.host.is_there() {
+            self.host.unknown(from);
+        } else if let Err(reason) = self.host.gpu().answers() {
+            failed = true;
+            self.host.silent(from, &reason);
+        } else {
             return Ok(to);
-        };
-        self.host.silent(from, &reason);
+        }
         while !self.stopped() {
             self.periods.fetch_add(1, Ordering::Relaxed);
             thread::park_timeout(RETAKE_INTERVAL);
+            if self.host.is_removed() {
+                self.host.unknown(self.now());
+                continue;
+            }
+            if !failed && self.host.gpu().answers().is_ok() {
+                // It was removed and is restored: it has not failed.
+                self.host.is_back();
+                break;
+            }
+            failed = true;
             match self.host.retake() {
                 Ok(()) => break,
                 Err(error) => log::debug!("GPU: {error}"),

@@ -78,6 +78,9 @@ impl Host {
                 max: self.config.tenants_max,
             });
         }
+        if self.is_removed() {
+            return Err(HostError::Removed);
+        }
         let taken = state.tenants.values().any(|tenant| tenant.name == name);
         if taken || state.starting.contains_key(name) {
             let name = name.to_owned();

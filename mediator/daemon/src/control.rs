@@ -27,7 +27,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::accounts::of_user;
 use super::declared::doors::DoorChange;
 use super::error::HostError;
-use super::fleet::{Fleet, Taken};
+use super::fleet::{self, Fleet};
 use super::kicks::KickBudgets;
 use super::limits::{Holder, Resource, is_trusted};
 use session::{Role, Session, SessionError, tell};
@@ -156,7 +156,7 @@ pub enum ControlError {
 }
 
 /// A VM was admitted or refused.
-type Admission = (u32, Result<Taken, HostError>);
+type Admission = (u32, Result<fleet::Admission, HostError>);
 
 /// A listening socket.
 struct Entrance {
@@ -285,6 +285,7 @@ impl Control {
                 .collect();
             self.accept_again = (!self.paused.is_empty()).then(|| now + ACCEPT_AGAIN);
         }
+        self.admit_placed(ops);
         // Also after a wake without a due time: a drain may have begun.
         self.drain_poll_at = self.fleet.poll_drains(now);
         if self.silence_poll_at.is_some_and(|at| at <= now) {
@@ -445,6 +446,9 @@ impl Control {
             let _ = ops.remove(Events::empty_raw(owner.as_raw_fd()));
         }
         let Some(role) = session.role else { return };
+        if matches!(role, Role::Waiting(_)) {
+            self.fleet.leave_queue(number);
+        }
         if let Role::Vm { kick, .. } = &role {
             kick.forget(ops);
         }

@@ -163,8 +163,8 @@ pub enum HostError {
         /// Bytes declared.
         most: u64,
     },
-    /// The VM was removed or moved while its VMM connected.
-    #[error("The VM was removed, or placed on another GPU")]
+    /// The VM or its GPU was removed, or the VM moved, while its VMM connected.
+    #[error("The VM or its GPU was removed, or the VM was placed on another GPU")]
     Removed,
     /// Hello was expected.
     #[error("The VMM did not say Hello first")]

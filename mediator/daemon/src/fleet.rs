@@ -8,6 +8,7 @@
 
 mod declared;
 mod drains;
+mod queue;
 mod settings;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,8 +26,8 @@ use uuid::Uuid;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::common::Common;
-use super::declared::Entry;
 use super::declared::doors::Doors;
+use super::declared::{Entry, Life};
 use super::error::{HostError, PlacementError};
 use super::host::{Host, HostConfig, refuse};
 use super::journal::Journal;
@@ -35,6 +36,9 @@ use crate::journal::Changed;
 pub use declared::DeclareError;
 pub use drains::DrainTerms;
 use drains::Draining;
+use queue::Queue;
+pub(crate) use queue::Waiter;
+pub use queue::WaitingVm;
 use turnstile_gpu::Gpu;
 
 /// Blocks and warps that an SM holds, for rules that count them.
@@ -69,9 +73,11 @@ struct Places {
     arriving: BTreeSet<String>,
     /// Declared VMs, in the order of their declaration.
     declared: Vec<Entry>,
+    /// VMs that wait for a place, beside those that are declared.
+    queue: Queue,
     /// Tenants that end once they have no work.
     drains: BTreeMap<TenantId, Draining>,
-    /// Wakes the control loop, which polls drains.
+    /// Wakes the control loop, which polls drains and admits VMs of the queue.
     wake: Option<EventFd>,
 }
 
@@ -96,14 +102,35 @@ pub(super) struct Taken {
     pub(super) kick: File,
 }
 
+/// What became of a VM's greeting.
+pub(super) enum Admission {
+    /// It is a tenant.
+    Taken(Taken),
+    /// It waits in the queue; its greeting is for later.
+    Waits(Greeting),
+}
+
+/// A greeting with its descriptors.
+pub(super) struct Greeting {
+    pub(super) hello: ToDaemon,
+    pub(super) fds: Vec<OwnedFd>,
+}
+
+/// Where a VM may go now.
+enum Seated<'a> {
+    Seat(Seat<'a>),
+    Waits,
+}
+
 impl Fleet {
-    /// Hosts for these GPUs, without tenants.
+    /// Hosts for these GPUs, without tenants, and a queue of so many places.
     ///
     /// # Errors
     /// If a policy is not known.
     pub(crate) fn new(
         gpus: Vec<(GpuIdentity, Arc<dyn Gpu>, HostConfig)>,
         rule: Rule,
+        queue: usize,
     ) -> Result<Self, HostError> {
         let tenants_max = gpus.iter().map(|(_, _, config)| config.tenants_max).max();
         let common = Common::new(gpus.len(), tenants_max.unwrap_or(0));
@@ -112,21 +139,22 @@ impl Fleet {
             Ok(Member { identity, host })
         };
         let members: Result<Vec<Member>, HostError> = gpus.into_iter().map(member).collect();
-        Ok(Self::of(members?, rule))
+        Ok(Self::of(members?, rule, queue))
     }
 
     /// A fleet of one GPU.
     pub fn of_one(identity: GpuIdentity, host: Arc<Host>) -> Self {
-        Self::of(vec![Member { identity, host }], Rule::Spread)
+        Self::of(vec![Member { identity, host }], Rule::Spread, 0)
     }
 
-    fn of(members: Vec<Member>, rule: Rule) -> Self {
+    fn of(members: Vec<Member>, rule: Rule, queue: usize) -> Self {
         let sizes = members.iter().map(|member| size_of(&**member.host.gpu()));
         let places = Places {
             gpus: place::Fleet::new(&sizes.collect::<Vec<GpuSize>>()),
             placed: BTreeMap::new(),
             arriving: BTreeSet::new(),
             declared: Vec::new(),
+            queue: Queue::of(queue),
             drains: BTreeMap::new(),
             wake: None,
         };
@@ -175,6 +203,15 @@ impl Fleet {
         self.place_waiting(&mut places);
     }
 
+    /// Identities of the GPUs that are removed.
+    pub fn removed(&self) -> impl Iterator<Item = &str> {
+        let removed = self
+            .members
+            .iter()
+            .filter(|member| member.host.is_removed());
+        removed.map(|member| member.identity.gpu.as_str())
+    }
+
     /// Identities of the GPUs that are closed.
     pub fn closed(&self) -> impl Iterator<Item = &str> {
         let places = (0..).zip(&self.members);
@@ -191,18 +228,20 @@ impl Fleet {
     /// the declared VM that owns the socket where it connected.
     pub(super) fn admit(
         &self,
-        mut hello: ToDaemon,
-        fds: Vec<OwnedFd>,
+        greeting: Greeting,
         stream: UnixStream,
         uid: u32,
         door: Option<Uuid>,
-    ) -> Result<Taken, HostError> {
+        waiter: &Waiter,
+    ) -> Result<Admission, HostError> {
+        let Greeting { mut hello, fds } = greeting;
         let seated = match door {
-            None => self.seat(&hello),
+            None => self.seat(&hello, waiter),
             Some(instance) => self.seat_declared(&mut hello, instance),
         };
         let seat = match seated {
-            Ok(seat) => seat,
+            Ok(Seated::Seat(seat)) => seat,
+            Ok(Seated::Waits) => return Ok(Admission::Waits(Greeting { hello, fds })),
             Err(error) => {
                 refuse(&error, &stream);
                 return Err(error);
@@ -215,34 +254,34 @@ impl Fleet {
             host.leave(tenant);
             return Err(HostError::Removed);
         }
-        Ok(Taken {
+        Ok(Admission::Taken(Taken {
             host,
             gpu,
             tenant,
             account,
             kick,
-        })
+        }))
     }
 
     /// The place of a declared VM.
-    fn seat_declared(&self, hello: &mut ToDaemon, instance: Uuid) -> Result<Seat<'_>, HostError> {
+    fn seat_declared(&self, hello: &mut ToDaemon, instance: Uuid) -> Result<Seated<'_>, HostError> {
         let mut places = self.places();
         let (gpu, name) = self.bound(&places, instance, hello)?;
         if !places.arriving.insert(name.clone()) {
             return Err(HostError::NameTaken { name });
         }
         drop(places);
-        Ok(Seat {
+        Ok(Seated::Seat(Seat {
             fleet: self,
             name,
             gpu,
             placed: None,
             declared: Some(instance),
-        })
+        }))
     }
 
-    /// A place for a VM. With one GPU that GPU alone decides.
-    fn seat(&self, hello: &ToDaemon) -> Result<Seat<'_>, HostError> {
+    /// A place for a VM, or one in the queue. With one GPU and no queue that GPU alone decides.
+    fn seat(&self, hello: &ToDaemon, waiter: &Waiter) -> Result<Seated<'_>, HostError> {
         let mut seat = Seat {
             fleet: self,
             name: String::new(),
@@ -256,15 +295,23 @@ impl Fleet {
             ..
         } = hello
         else {
-            return Ok(seat);
+            return Ok(Seated::Seat(seat));
         };
-        if self.is_declared(name) {
+        let mut places = self.places();
+        if places.queue.has(waiter.session) {
+            // Its name is reserved. Its place may have been taken back.
+            let Some((name, placed)) = places.queue.take_placed(waiter.session) else {
+                return Ok(Seated::Waits);
+            };
+            (seat.name, seat.gpu, seat.placed) = (name, placed.gpu, Some(placed));
+            return Ok(Seated::Seat(seat));
+        }
+        if places.finds(name).is_some() {
             return Err(HostError::Declared { name: name.clone() });
         }
-        if self.members.len() == 1 && !self.is_closed(0) {
-            return Ok(seat);
+        if self.members.len() == 1 && !places.queue.is_on() && !places.gpus.is_closed(0) {
+            return Ok(Seated::Seat(seat));
         }
-        let mut places = self.places();
         if places.arriving.contains(name) || self.hosts().any(|host| host.has(name)) {
             return Err(HostError::NameTaken { name: name.clone() });
         }
@@ -277,28 +324,83 @@ impl Fleet {
         let placed = places.gpus.place(self.rule, job);
         let placed = placed.map_err(PlacementError::from)?;
         let Some(placed) = placed else {
-            let free = |(gpu, member): (usize, &Member)| {
-                let closed = if places.gpus.is_closed(gpu) {
-                    ", closed"
-                } else {
-                    ""
-                };
-                format!(
-                    "{}: {} free{closed}",
-                    member.identity.gpu,
-                    places.gpus.free_bytes(gpu)
-                )
-            };
-            let gpus: Vec<String> = self.members.iter().enumerate().map(free).collect();
-            let gpus = gpus.join("; ");
-            return Err(PlacementError::Full { bytes, gpus }.into());
+            if places.queue.add(waiter, name, job) {
+                places.arriving.insert(name.clone());
+                self.journal().add("vm_waiting", name, None);
+                return Ok(Seated::Waits);
+            }
+            return Err(self.full(&places, bytes).into());
         };
         places.arriving.insert(name.clone());
         drop(places);
         seat.name.clone_from(name);
         seat.gpu = placed.gpu;
         seat.placed = Some(placed);
-        Ok(seat)
+        Ok(Seated::Seat(seat))
+    }
+
+    /// Why no GPU takes this much memory now.
+    fn full(&self, places: &Places, bytes: u64) -> PlacementError {
+        let free = |(gpu, member): (usize, &Member)| {
+            let closed = if places.gpus.is_closed(gpu) {
+                ", closed"
+            } else {
+                ""
+            };
+            format!(
+                "{}: {} free{closed}",
+                member.identity.gpu,
+                places.gpus.free_bytes(gpu)
+            )
+        };
+        let gpus: Vec<String> = self.members.iter().enumerate().map(free).collect();
+        let gpus = gpus.join("; ");
+        PlacementError::Full { bytes, gpus }
+    }
+
+    /// Connections of VMs of the queue that have a place now, and are to be admitted.
+    pub(super) fn placed_waiters(&self) -> Vec<u32> {
+        self.places().queue.placed()
+    }
+
+    /// A connection has ended that may be one of a VM in the queue.
+    pub(super) fn leave_queue(&self, session: u32) {
+        let mut places = self.places();
+        let Some((name, placed)) = places.queue.take(session) else {
+            return;
+        };
+        places.arriving.remove(&name);
+        self.journal().add("vm_left", &name, None);
+        if let Some(placed) = placed {
+            places.gpus.release(&placed);
+            self.place_waiting(&mut places);
+        }
+    }
+
+    /// VMs without a place, in the order in which they are placed: those that are declared, and
+    /// then those of the queue.
+    pub fn waiting(&self) -> Vec<WaitingVm> {
+        let places = self.places();
+        let waits = places
+            .declared
+            .iter()
+            .filter(|one| one.life == Life::Waiting);
+        let declared = waits.map(|one| {
+            let declared = &one.declared;
+            let bytes = self.bytes_of(declared);
+            (declared.name.clone(), declared.account.clone(), bytes)
+        });
+        let queued = places.queue.waiting();
+        let queued =
+            queued.map(|(name, account, bytes)| (name.to_owned(), Some(account.to_owned()), bytes));
+        let vm = |(place, (name, account, bytes))| WaitingVm {
+            name,
+            account,
+            gpu_memory_bytes: bytes,
+            place,
+            reason: self.full(&places, bytes).to_string(),
+        };
+        (1..).zip(declared.chain(queued)).map(vm).collect()
     }
 
     /// A tenant is gone.
@@ -351,13 +453,19 @@ impl Seat<'_> {
     /// The tenant is there: its name belongs to its account on all GPUs. False if it may not stay.
     fn taken(mut self, tenant: TenantId) -> bool {
         let own = self.gpu;
-        if let Some(instance) = self.declared
-            && !self.fleet.attached(instance, own, tenant)
-        {
-            return false;
-        }
-        if let Some(placed) = self.placed.take() {
-            self.fleet.places().placed.insert(tenant, placed);
+        if let Some(instance) = self.declared {
+            if !self.fleet.attached(instance, own, tenant) {
+                return false;
+            }
+        } else {
+            // A GPU is removed under this lock, and tenants that are there then are ended.
+            let mut places = self.fleet.places();
+            if self.fleet.members[own].host.is_removed() {
+                return false;
+            }
+            if let Some(placed) = self.placed.take() {
+                places.placed.insert(tenant, placed);
+            }
         }
         if let Some(account) = self.fleet.members[own].host.owner(&self.name) {
             let others = self.fleet.members.iter().enumerate();

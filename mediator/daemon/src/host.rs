@@ -15,11 +15,11 @@ pub(crate) mod memory;
 mod orders;
 pub(crate) mod peer;
 mod periods;
+mod presence;
 pub(crate) mod recorder;
 #[cfg(test)]
 pub(crate) mod recording_gpu;
 pub(crate) mod settings;
-mod silence;
 pub(crate) mod snapshot;
 pub(crate) mod timings;
 
@@ -134,8 +134,8 @@ pub struct Host {
     /// Weight of a tenant that names none; may change while the daemon runs.
     default_weight: AtomicU32,
     state: Mutex<State>,
-    /// Why nothing is known of the GPU, if so. An innermost lock.
-    silence: Mutex<Option<String>>,
+    /// Whether the GPU is there, and why not. An innermost lock.
+    presence: Mutex<(presence::Presence, String)>,
     /// The accounting thread sleeps for longer than a period, as no tenant has work.
     idle: AtomicBool,
 }
@@ -188,7 +188,7 @@ impl Host {
             common,
             state: Mutex::new(state),
             idle: AtomicBool::new(false),
-            silence: Mutex::default(),
+            presence: Mutex::default(),
         })
     }
 
@@ -389,7 +389,7 @@ impl Host {
     /// after this.
     pub(super) fn close_ledger(&self) -> bool {
         let mut recorder = self.lock().recorder.take();
-        if let Some(recorder) = recorder.as_mut().filter(|_| self.silence().is_some()) {
+        if let Some(recorder) = recorder.as_mut().filter(|_| !self.is_there()) {
             recorder.ends_silent(self.gpu.now());
         }
         recorder.is_none_or(Recorder::close)

@@ -26,9 +26,9 @@ pub struct Event {
     /// When, by the calendar.
     pub at: String,
     /// What: `vm_connected`, `vm_left`, `vm_set`, `account_set`, `gpu_set`, `gpu_silent`,
-    /// `gpu_back`; `cap_reached`, `memory_pressure`, `vm_fault`, `ledger_gap` as they begin; of
-    /// declared VMs `vm_waiting`, `vm_ready`, `vm_attached`, `vm_lost`, `vm_draining`,
-    /// `vm_drain_failed`, `vm_deleted`.
+    /// `gpu_back`, `gpu_removed`; `cap_reached`, `memory_pressure`, `vm_fault`, `ledger_gap` as
+    /// they begin; `vm_waiting` of a VM without a place; of declared VMs `vm_ready`,
+    /// `vm_attached`, `vm_lost`, `vm_draining`, `vm_drain_failed`, `vm_deleted`.
     #[serde(rename = "type")]
     pub kind: String,
     /// Name of the tenant; of `account_set` and `gpu_set`, of the account and the GPU; of events of

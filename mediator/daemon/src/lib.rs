@@ -65,7 +65,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 pub use accounting::{MeterKind, Timing};
 pub use control::ControlError;
 pub use error::{HostError, PlacementError, UserError, chain};
-pub use fleet::{DeclareError, DrainTerms, Fleet, Member};
+pub use fleet::{DeclareError, DrainTerms, Fleet, Member, WaitingVm};
 pub use fronts::{FrontError, serve_fronts};
 pub use host::accounts::{AccountSnapshot, AccountsConfig, resolve, resolve_all};
 pub use host::debts::KeptDebt;
@@ -113,6 +113,8 @@ pub struct DaemonConfig {
     pub identity: GpuIdentity,
     /// Which GPU takes a VM, if there are several.
     pub placement: Rule,
+    /// VMs that may wait for a place on a GPU; 0 refuses those that fit on none.
+    pub queue: usize,
     /// Tenants and policy.
     pub host: HostConfig,
     /// How engine state is read.
@@ -125,6 +127,8 @@ pub struct DaemonConfig {
     pub accounts: AccountsConfig,
     /// GPUs that are closed to further tenants.
     pub cordoned: BTreeSet<String>,
+    /// GPUs that an operator has removed.
+    pub removed: BTreeSet<String>,
     /// VMs that were declared before.
     pub vms: Vec<KeptVm>,
     /// What accounts and tenants were ahead by when the daemon before ended.
@@ -138,12 +142,14 @@ impl DaemonConfig {
             socket: socket.into(),
             identity: fleet::unnamed(),
             placement: RULES[0].rule,
+            queue: 0,
             host: HostConfig::default(),
             meter: MeterKind::Events,
             timing: Timing::default(),
             settings: BTreeMap::new(),
             accounts: AccountsConfig::default(),
             cordoned: BTreeSet::new(),
+            removed: BTreeSet::new(),
             vms: Vec::new(),
             debts: Vec::new(),
         }
@@ -224,9 +230,12 @@ impl Daemon {
             gpus.push((card.identity, card.gpu, card.host));
             rest.push((card.meter, card.timing, card.ledger));
         }
-        let fleet = Arc::new(Fleet::new(gpus, config.placement)?);
+        let fleet = Arc::new(Fleet::new(gpus, config.placement, config.queue)?);
         for (gpu, member) in fleet.members().iter().enumerate() {
             fleet.close(gpu, config.cordoned.contains(&member.identity.gpu));
+            if config.removed.contains(&member.identity.gpu) {
+                fleet.remove_gpu(gpu);
+            }
         }
         fleet.restore_settings(&config.settings);
         fleet.restore_debts(config.debts);

@@ -167,7 +167,13 @@ impl Welcome {
             metadata: request.metadata,
         };
         wire::send(&connection.stream, &hello, fds)?;
-        let frame = answer(&mut connection)?;
+        let mut frame = answer(&mut connection)?;
+        while let ToVmm::Waiting {} = frame.message {
+            // For as long as no GPU has room. If the daemon ends, so does the connection.
+            let forever = connection.stream.set_read_timeout(None);
+            forever.map_err(connected(&request.daemon))?;
+            frame = answer(&mut connection)?;
+        }
         if let ToVmm::Refused { text } = frame.message {
             return Err(AttachError::Refused(text));
         }

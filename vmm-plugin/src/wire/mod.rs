@@ -283,6 +283,8 @@ pub enum ToVmm {
         /// Offset of channel 0's page in the file of the doorbell pages.
         doorbells_offset: u64,
     },
+    /// No GPU has room for this VM. It waits in the daemon's queue: Welcome or Refused follows.
+    Waiting {},
     /// The daemon does not take this VM.
     Refused {
         /// Why, and what to do.

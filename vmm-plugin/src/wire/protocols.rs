@@ -13,7 +13,7 @@ use std::fmt;
 /// | version | what is new |
 /// |---|---|
 /// | 2 | |
-/// | 3 | [`super::ToDaemon::Offer`], [`super::ToVmm::Chosen`] |
+/// | 3 | [`super::ToDaemon::Offer`], [`super::ToVmm::Chosen`], [`super::ToVmm::Waiting`] |
 pub const PROTOCOL: u32 = 3;
 
 /// Last version without an offer. A daemon of it refuses an offer as no message of the protocol,

@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-pub use sample::{AccountSample, EngineTime, LedgerSample, MemorySample, Sample, TenantSample};
+pub use sample::{
+    AccountSample, EngineTime, LedgerSample, MemorySample, Sample, TenantSample, WaitingSample,
+};
 
 /// One GPU over an interval.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -39,6 +41,9 @@ pub struct View {
     pub accounts: Vec<AccountRow>,
     /// Processes on the GPU that belong to no tenant.
     pub untracked: usize,
+    /// VMs that wait for a place on any GPU, in line; not in the history.
+    #[serde(default)]
+    pub waiting: Vec<WaitingSample>,
     /// The durable ledger; none if the daemon keeps none.
     pub ledger: Option<LedgerSample>,
 }
@@ -220,6 +225,7 @@ impl View {
             tenants,
             accounts,
             untracked: after.untracked,
+            waiting: after.waiting.clone(),
             ledger: after.ledger,
         }
     }

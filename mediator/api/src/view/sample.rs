@@ -33,8 +33,20 @@ pub struct Sample {
     pub accounts: Vec<AccountSample>,
     /// Processes on the GPU that belong to no tenant.
     pub untracked: usize,
+    /// VMs that wait for a place on any GPU, in line; not in the history.
+    #[serde(default)]
+    pub waiting: Vec<WaitingSample>,
     /// The durable ledger; none if the daemon keeps none.
     pub ledger: Option<LedgerSample>,
+}
+
+/// A VM that waits for a place on a GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct WaitingSample {
+    /// Name.
+    pub name: String,
+    /// Why no GPU takes it now.
+    pub reason: String,
 }
 
 /// Where the compute engine's time went, in nanoseconds.
@@ -171,6 +183,7 @@ impl Sample {
             tenants: host.tenants.iter().map(TenantSample::from).collect(),
             accounts: host.accounts.iter().map(AccountSample::from).collect(),
             untracked: host.untracked.len(),
+            waiting: Vec::new(),
             ledger: ledger.map(|ledger| LedgerSample {
                 written: ledger.written,
                 failing: ledger.failing,

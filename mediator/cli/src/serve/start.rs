@@ -72,6 +72,7 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
     let rule = rule_by_name(&config.scheduling.placement);
     let daemon = DaemonConfig {
         placement: rule.context("scheduling.placement is checked")?.rule,
+        queue: config.scheduling.queue,
         debts: debts.unwrap_or_default(),
         accounts: AccountsConfig::from(config),
         ..DaemonConfig::new(config.sockets.vmm.clone())

@@ -72,6 +72,9 @@ impl<W: Write> Batch<W> {
             if let Some(accounts) = columns::accounts(view) {
                 writeln!(self.out, "{accounts}")?;
             }
+            if let Some(waiting) = columns::waiting(view) {
+                writeln!(self.out, "{waiting}")?;
+            }
             let heads: Vec<String> = COLUMNS
                 .iter()
                 .map(|column| column.padded(column.head))

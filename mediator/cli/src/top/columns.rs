@@ -1,6 +1,6 @@
 //! The columns of `turnstile top`: one table, for the screen, for text and for CSV.
 
-use turnstile_api::view::{AccountRow, Row, View};
+use turnstile_api::view::{AccountRow, Row, View, WaitingSample};
 
 /// A column.
 pub(super) struct Column {
@@ -109,6 +109,14 @@ pub(super) fn accounts(view: &View) -> Option<String> {
     };
     let accounts: Vec<String> = view.accounts.iter().map(account).collect();
     Some(format!("accounts: {}", accounts.join(", ")))
+}
+
+/// VMs that wait for a place, in line, and why the first does.
+pub(super) fn waiting(view: &View) -> Option<String> {
+    let first = view.waiting.first()?;
+    let one = |(place, vm): (usize, &WaitingSample)| format!("{place} {}", vm.name);
+    let line: Vec<String> = (1..).zip(&view.waiting).map(one).collect();
+    Some(format!("waiting: {} ({})", line.join(", "), first.reason))
 }
 
 const fn text(

@@ -78,6 +78,10 @@ impl Screen {
             view.tenants.len(),
             wants.count()
         )));
+        if let Some(waiting) = columns::waiting(view) {
+            let text = format!("  {waiting}");
+            spans.push(Span::styled(text, self.colour(Color::Yellow)));
+        }
         if view.untracked > 0 {
             let text = format!("  {} untracked processes", view.untracked);
             spans.push(Span::styled(text, self.colour(Color::Yellow)));

@@ -158,6 +158,7 @@ impl Config {
         // CAST: usize is 64 bits here.
         let tenants = scheduling.tenants_max as u64;
         within("scheduling.tenants_max", tenants, 1, 4_096);
+        within("scheduling.queue", scheduling.queue as u64, 0, 1_024);
         let channels = scheduling.channels_per_vm.into();
         within(
             "scheduling.channels_per_vm",

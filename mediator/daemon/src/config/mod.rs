@@ -142,6 +142,8 @@ pub struct SchedulingSection {
     pub policy: Option<String>,
     /// Which of several GPUs takes a VM: a name of `turnstile_policies::place::RULES`.
     pub placement: String,
+    /// VMs that may wait for a place on a GPU, 0 to 1024; 0 refuses those that fit on none.
+    pub queue: usize,
     /// Longest time between two decisions with the event meter, in ms; unset: suited to the GPU.
     pub period_ms: Option<u64>,
     /// The longest pause of a tenant that launches and waits for which its place is kept, in
@@ -161,6 +163,7 @@ impl Default for SchedulingSection {
         Self {
             policy: None,
             placement: RULES[0].name.into(),
+            queue: 0,
             period_ms: None,
             patience_us: host.tuning.patience_ns.0 / 1_000,
             default_weight: host.weight.get(),

@@ -4,7 +4,7 @@
 //! of a VM, which runs on a thread of its own. The control loop calls this.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::thread;
 
@@ -16,12 +16,12 @@ use vmm_sys_util::epoll::EventSet;
 use super::session::{Role, SessionError};
 use super::{Control, Source, data_of};
 use crate::error::{HostError, chain};
-use crate::fleet::Taken;
+use crate::fleet::{Admission, Greeting, Waiter};
 use crate::host::dma::Change;
 use crate::host::mailbox::Letter;
 use crate::host::{Host, refuse};
 use crate::kicks::Kick;
-use crate::limits::Resource;
+use crate::limits::{Held, Resource};
 use turnstile_host::process;
 
 /// Frames taken from one connection before the others have their turn.
@@ -80,7 +80,9 @@ impl Control {
                 let sent = writer.flush(&session.stream)?;
                 sent.then_some(()).ok_or(WireError::Stalled.into())
             }
-            (hello @ ToDaemon::Hello { .. }, None) => self.start(number, hello, fds, ops),
+            (hello @ ToDaemon::Hello { .. }, None) => {
+                self.start(number, Greeting { hello, fds }, ops)
+            }
             (program @ ToDaemon::Program { .. }, None) if session.door.is_none() => {
                 if let ToDaemon::Program { name, .. } = &program
                     && self.fleet.is_declared(name)
@@ -207,24 +209,43 @@ impl Control {
     fn start(
         &mut self,
         number: u32,
-        hello: ToDaemon,
-        fds: Vec<OwnedFd>,
+        greeting: Greeting,
         ops: &mut EventOps,
     ) -> Result<(), SessionError> {
         // PANIC: none; `hear` holds the session
-        let Some(session) = self.sessions.get_mut(&number) else {
+        let Some(session) = self.sessions.get(&number) else {
             return Ok(());
         };
         let limits = self.fleet.limits();
         let place = limits.take(Resource::Admissions, &session.holder, 1)?;
+        self.begin(number, greeting, place, ops)
+    }
+
+    fn begin(
+        &mut self,
+        number: u32,
+        greeting: Greeting,
+        place: Held,
+        ops: &mut EventOps,
+    ) -> Result<(), SessionError> {
+        // PANIC: none; the caller holds the session
+        let Some(session) = self.sessions.get_mut(&number) else {
+            return Ok(());
+        };
         let stream = session.stream.try_clone().map_err(WireError::Socket)?;
         let wake = self.wake.try_clone().map_err(WireError::Socket)?;
         let (fleet, admitted) = (self.fleet.clone(), self.admitted.clone());
         let (uid, door) = (session.uid, session.door);
+        let waiter = Waiter {
+            session: number,
+            account: session.holder.account.clone(),
+            // Without an offer it speaks a version that has no message for it.
+            can_wait: session.protocol.is_some(),
+        };
         thread::Builder::new()
             .name("turnstile-admit".into())
             .spawn(move || {
-                let admission = fleet.admit(hello, fds, stream, uid, door);
+                let admission = fleet.admit(greeting, stream, uid, door, &waiter);
                 drop(place);
                 // The loop is gone only with the daemon.
                 if admitted.send((number, admission)).is_ok() {
@@ -241,11 +262,12 @@ impl Control {
     pub(super) fn admitted(
         &mut self,
         number: u32,
-        admission: Result<Taken, HostError>,
+        admission: Result<Admission, HostError>,
         ops: &mut EventOps,
     ) {
         let taken = match admission {
-            Ok(taken) => taken,
+            Ok(Admission::Taken(taken)) => taken,
+            Ok(Admission::Waits(greeting)) => return self.waits(number, greeting, ops),
             Err(error) => {
                 let error = SessionError::Refused(chain(&error));
                 self.end(number, ops, Some(&error));
@@ -270,6 +292,53 @@ impl Control {
         if watched.is_err() {
             let error = SessionError::Refused("watching the VM's kick failed".into());
             self.end(number, ops, Some(&error));
+        }
+    }
+}
+
+impl Control {
+    /// A VM waits in the queue from now on: its VMM is notified, and its connection watched.
+    fn waits(&mut self, number: u32, greeting: Greeting, ops: &mut EventOps) {
+        let Some(session) = self.sessions.get_mut(&number) else {
+            self.fleet.leave_queue(number);
+            return;
+        };
+        session.role = Some(Role::Waiting(greeting));
+        let data = data_of(number, Source::Socket);
+        let watched = ops.add(Events::with_data(&session.stream, data, EventSet::IN));
+        let mut writer = FrameWriter::new();
+        // The socket has room: its last frame was answered.
+        let sent = writer
+            .push(&ToVmm::Waiting {}, Vec::new())
+            .and_then(|()| writer.flush(&session.stream));
+        if watched.is_err() || !matches!(sent, Ok(true)) {
+            let error = SessionError::Refused("its VMM cannot be notified that it waits".into());
+            self.end(number, ops, Some(&error));
+        }
+    }
+
+    /// Admits VMs of the queue that have a place.
+    pub(super) fn admit_placed(&mut self, ops: &mut EventOps) {
+        for number in self.fleet.placed_waiters() {
+            // One that is placed while it is being queued is admitted by the next wake.
+            let Some(session) = self.sessions.get_mut(&number) else {
+                continue;
+            };
+            if !matches!(session.role, Some(Role::Waiting(_))) {
+                continue;
+            }
+            let limits = self.fleet.limits();
+            let Ok(place) = limits.take(Resource::Admissions, &session.holder, 1) else {
+                // The end of another admission wakes the loop.
+                continue;
+            };
+            let Some(Role::Waiting(greeting)) = session.role.take() else {
+                continue;
+            };
+            if let Err(error) = self.begin(number, greeting, place, ops) {
+                self.fleet.leave_queue(number);
+                self.end(number, ops, Some(&error));
+            }
         }
     }
 }

@@ -13,6 +13,7 @@ use turnstile_accounting::TenantId;
 use turnstile_vmm::wire::{FrameReader, NoCommonProtocol, WireError};
 use uuid::Uuid;
 
+use crate::fleet::Greeting;
 use crate::host::{Host, refuse};
 use crate::kicks::Kick;
 use crate::limits::{Held, Holder, LimitError};
@@ -43,6 +44,8 @@ pub(super) struct Session {
 pub(super) enum Role {
     /// A VM during admission, on another thread. Nothing is read from the VMM meanwhile.
     Starting,
+    /// A VM in the queue, with its greeting.
+    Waiting(Greeting),
     Vm {
         host: Arc<Host>,
         tenant: TenantId,
@@ -60,14 +63,14 @@ impl Role {
     /// The GPU that the tenant is on.
     pub(super) fn host(&self) -> Option<&Host> {
         match self {
-            Self::Starting => None,
+            Self::Starting | Self::Waiting(_) => None,
             Self::Vm { host, .. } | Self::Program { host, .. } => Some(host),
         }
     }
 
     pub(super) const fn tenant(&self) -> Option<TenantId> {
         match self {
-            Self::Starting => None,
+            Self::Starting | Self::Waiting(_) => None,
             Self::Vm { tenant, .. } | Self::Program { tenant, .. } => Some(*tenant),
         }
     }

@@ -121,7 +121,7 @@ impl Fleet {
         members.position(|member| member.identity.gpu == gpu)
     }
 
-    fn bytes_of(&self, declared: &Declaration) -> u64 {
+    pub(super) fn bytes_of(&self, declared: &Declaration) -> u64 {
         let default = self.first().config.gpu_memory_bytes;
         declared.gpu_memory_bytes.unwrap_or(default)
     }
@@ -163,7 +163,8 @@ impl Fleet {
         Ok(placed.map_err(PlacementError::from)?)
     }
 
-    /// Places VMs that wait, the first declared first. One that does not fit delays no other.
+    /// Places VMs that wait, the first declared first, and then those of the queue. One that does
+    /// not fit delays no other.
     pub(super) fn place_waiting(&self, places: &mut Places) {
         for index in 0..places.declared.len() {
             if places.declared[index].life != Life::Waiting {
@@ -175,6 +176,11 @@ impl Fleet {
                 entry.placed = Some(placed);
                 self.make(entry, Move::Place);
             }
+        }
+        if places.queue.place(&mut places.gpus, self.rule)
+            && let Some(wake) = &places.wake
+        {
+            let _ = wake.write(1);
         }
     }
 
@@ -339,7 +345,9 @@ impl Fleet {
         let mut places = self.places();
         let mut all = places.declared.iter_mut();
         let entry = all.find(|entry| entry.declared.instance == instance);
-        let is_there = |entry: &&mut Entry| entry.placed.as_ref().map(|one| one.gpu) == Some(gpu);
+        let removed = self.members[gpu].host.is_removed();
+        let is_there =
+            |entry: &&mut Entry| !removed && entry.placed.as_ref().map(|one| one.gpu) == Some(gpu);
         let Some(entry) = entry.filter(is_there) else {
             return false;
         };
@@ -389,7 +397,7 @@ impl Fleet {
 }
 
 impl Places {
-    fn finds(&self, name: &str) -> Option<&Entry> {
+    pub(super) fn finds(&self, name: &str) -> Option<&Entry> {
         let mut all = self.declared.iter();
         all.find(|entry| entry.declared.name == name)
     }

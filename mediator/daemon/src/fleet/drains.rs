@@ -85,6 +85,30 @@ impl Fleet {
         self.place_waiting(&mut places);
     }
 
+    /// Takes a GPU out of service: closes it, and ends its tenants at once. Declared VMs are placed
+    /// anew. The GPU is not accessed from then on, but to end contexts.
+    pub fn remove_gpu(&self, gpu: usize) {
+        let mut places = self.places();
+        places.gpus.close(gpu, true);
+        let is_on = |entry: &Entry| entry.placed.as_ref().map(|placed| placed.gpu) == Some(gpu);
+        let tenants = places.declared.iter_mut();
+        for entry in tenants.filter(|entry| is_on(entry) && entry.life.has_tenant()) {
+            self.make(entry, Move::Drain);
+        }
+        self.displace(&mut places, is_on);
+        places.drains.retain(|_, drain| drain.gpu != gpu);
+        let Places { queue, gpus, .. } = &mut *places;
+        queue.displace(gpus, gpu);
+        self.members[gpu].host.remove();
+        self.place_waiting(&mut places);
+    }
+
+    /// Brings a removed GPU back into service; it stays closed.
+    pub fn restore_gpu(&self, gpu: usize) {
+        let _places = self.places();
+        self.members[gpu].host.restore();
+    }
+
     /// Takes the places of these declared VMs back, where they have no tenant.
     fn displace(&self, places: &mut Places, which: impl Fn(&Entry) -> bool) {
         let Places { declared, gpus, .. } = places;

@@ -186,8 +186,8 @@ fn p99_ns(ran: &Ran) -> f64 {
     Percentiles::of(after.map(|(_, wait)| wait.0).collect()).p99_ns as f64
 }
 
-/// The figures of a seed, with the tenants' fate. The control thread takes `leave_ns` for the end of
-/// a tenant.
+/// The figures of a seed, with the tenants' fate. The control thread takes `leave_ns` for the end
+/// of a tenant.
 ///
 /// # Errors
 /// A law was broken.
