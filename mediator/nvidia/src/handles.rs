@@ -1,14 +1,18 @@
-//! Channels and channel groups of each process.
+//! Channels and channel groups of each process, and the devices that they are on.
 //!
 //! They come from the calls of the process itself ([`super::notify`], or a preloaded library), so
 //! they are allegations. A handle may have been refused or freed, or may belong to another process.
 //! A caller has to expect that the driver refuses some of them, and holds the rest. The daemon
 //! ensures that a client belongs to one process alone.
 //!
+//! A client may have devices of several GPUs. [`Handles::count_on`] has those of one GPU alone
+//! count. An object of which the device was not reported counts on each GPU.
+//!
 //! The preloaded library writes one line per object, without the object's USERD:
 //!
 //! ```text
-//!   + PID CLIENT HANDLE CLASS PARENT ENGINE     a group or channel was made (hexadecimal but PID)
+//!   + PID CLIENT HANDLE CLASS PARENT ENGINE     a device, group or channel was made (hexadecimal
+//!                                               but PID; ENGINE of a device: number of its GPU)
 //!   - PID CLIENT HANDLE                         the object, or one above it, was freed
 //! ```
 
@@ -17,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use turnstile_vmm::wire::{ObjectChange, ProgramObject};
 
 use super::hold::Channel;
-use super::sys::abi::{CLASS_CHANNEL_GROUP, CLASS_CHANNEL_LOW_BYTE};
+use super::sys::abi::{CLASS_CHANNEL_GROUP, CLASS_CHANNEL_LOW_BYTE, CLASS_DEVICE};
 
 /// NV2080_ENGINE_TYPE_GRAPHICS: graphics and compute. SOURCE: `class/cl2080_notification.h`.
 pub(super) const ENGINE_GRAPHICS: u32 = 1;
@@ -36,9 +40,9 @@ pub enum HandleError {
     TooMany(u32),
 }
 
-/// Whether objects of this class are kept: channel groups and channels.
+/// Whether objects of this class are kept: devices, channel groups and channels.
 pub const fn is_kept(class: u32) -> bool {
-    class == CLASS_CHANNEL_GROUP || is_channel(class)
+    class == CLASS_DEVICE || class == CLASS_CHANNEL_GROUP || is_channel(class)
 }
 
 /// Whether objects of this class are channels.
@@ -82,14 +86,38 @@ pub fn parse(line: &str) -> Result<(u32, ObjectChange), HandleError> {
     Ok((pid, change))
 }
 
+/// Objects of a process: (client, handle) -> object.
+type Objects = BTreeMap<(u32, u32), ProgramObject>;
+
 /// Channels and channel groups of all processes that report them.
 #[derive(Debug, Default)]
 pub struct Handles {
-    /// Process -> (client, handle) -> object.
-    objects: BTreeMap<u32, BTreeMap<(u32, u32), ProgramObject>>,
+    /// Those of each process.
+    objects: BTreeMap<u32, Objects>,
+    /// The driver's number of the GPU on which they count; all, if none is given.
+    gpu: Option<u32>,
 }
 
 impl Handles {
+    /// Counts from now on those alone that are on the GPU that the driver numbers so.
+    pub const fn count_on(&mut self, number: u32) {
+        self.gpu = Some(number);
+    }
+
+    /// Whether an object of `client` with this parent is on this GPU. A channel's parent is a group
+    /// or a device, a group's a device.
+    fn is_here(&self, objects: &Objects, client: u32, mut parent: u32) -> bool {
+        let Some(gpu) = self.gpu else { return true };
+        for _ in 0..2 {
+            match objects.get(&(client, parent)) {
+                Some(device) if device.class == CLASS_DEVICE => return device.engine == gpu,
+                Some(group) => parent = group.parent,
+                None => return true,
+            }
+        }
+        true
+    }
+
     /// Applies one line of the preloaded library.
     ///
     /// # Errors
@@ -152,14 +180,19 @@ impl Handles {
         self.objects.remove(&pid);
     }
 
-    /// Objects of a process, groups before their channels.
+    /// Objects of a process, devices before their groups, and these before their channels.
     pub fn objects(&self, pid: u32) -> Vec<ProgramObject> {
         let mut objects: Vec<ProgramObject> = self
             .objects
             .get(&pid)
             .map(|objects| objects.values().copied().collect())
             .unwrap_or_default();
-        objects.sort_by_key(|object| object.class != CLASS_CHANNEL_GROUP);
+        let depth = |object: &ProgramObject| match object.class {
+            CLASS_DEVICE => 0,
+            CLASS_CHANNEL_GROUP => 1,
+            _ => 2,
+        };
+        objects.sort_by_key(depth);
         objects
     }
 
@@ -181,8 +214,12 @@ impl Handles {
 
     /// The process's channel groups on the compute engine.
     pub(crate) fn compute_groups(&self, pid: u32) -> Vec<Channel> {
-        let objects = self.objects.get(&pid).into_iter().flatten();
-        let groups = objects.filter(|(_, object)| is_compute_group(object));
+        let Some(objects) = self.objects.get(&pid) else {
+            return Vec::new();
+        };
+        let groups = objects.iter().filter(|((client, _), object)| {
+            is_compute_group(object) && self.is_here(objects, *client, object.parent)
+        });
         groups
             .map(|((client, handle), _)| Channel {
                 client: *client,
@@ -206,8 +243,9 @@ impl Handles {
         };
         objects
             .iter()
-            .filter(|(_, object)| object.class & 0xff == CLASS_CHANNEL_LOW_BYTE)
+            .filter(|(_, object)| is_channel(object.class))
             .filter(|((client, _), object)| wanted(group(*client, object)))
+            .filter(|((client, _), object)| self.is_here(objects, *client, object.parent))
             .map(|((client, handle), _)| Channel {
                 client: *client,
                 handle: *handle,
@@ -290,7 +328,7 @@ mod tests {
                 userd: None,
             })
         };
-        assert_eq!(handles.apply(5, &made(0x80, 0)), Ok(false));
+        assert_eq!(handles.apply(5, &made(0x2080, 0)), Ok(false));
         assert_eq!(handles.apply(5, &made(0xa06c, 1)), Ok(true));
         assert_eq!(handles.apply(5, &made(0xa06c, 1)), Ok(false));
         assert_eq!(handles.apply(5, &made(0xa06c, 2)), Ok(true));
@@ -301,6 +339,45 @@ mod tests {
     fn objects_come_with_groups_first() {
         let classes: Vec<u32> = handles().objects(77).iter().map(|o| o.class).collect();
         assert_eq!(classes, [0xa06c, 0xa06c, 0xc86f, 0xc86f, 0xc86f]);
+    }
+
+    #[test]
+    fn channels_and_groups_count_on_the_gpu_of_their_device() {
+        let log = [
+            "+ 77 c1d00001 5c000001 80 c1d00001 0",
+            "+ 77 c1d00001 5c000002 80 c1d00001 1",
+            "+ 77 c1d00001 10 a06c 5c000001 1",
+            "+ 77 c1d00001 11 c86f 10 0",
+            "+ 77 c1d00001 20 a06c 5c000002 1",
+            "+ 77 c1d00001 21 c86f 20 0",
+            "+ 77 c1d00001 22 c86f 5c000002 0",
+            // Of a client of which no device was reported.
+            "+ 77 c1d00002 30 a06c 5c000001 1",
+            "+ 77 c1d00002 31 c86f 30 0",
+        ];
+        let of = |gpu: Option<u32>| {
+            let mut handles = Handles::default();
+            gpu.into_iter().for_each(|gpu| handles.count_on(gpu));
+            log.iter().for_each(|line| handles.take(line).unwrap());
+            let named = |channels: Vec<Channel>| {
+                let mut named: Vec<u32> = channels.iter().map(|channel| channel.handle).collect();
+                named.sort_unstable();
+                named
+            };
+            let groups = named(handles.compute_groups(77));
+            (groups, named(handles.all_channels(77)), handles)
+        };
+        let (groups, channels, _) = of(Some(0));
+        assert_eq!((groups, channels), (vec![0x10, 0x30], vec![0x11, 0x31]));
+        let (groups, channels, mut second) = of(Some(1));
+        assert_eq!(
+            (groups, channels),
+            (vec![0x20, 0x30], vec![0x21, 0x22, 0x31])
+        );
+        assert_eq!(second.compute_channels(77).len(), 2);
+        assert_eq!(of(None).1.len(), 4, "of all GPUs");
+        second.take("- 77 c1d00001 5c000002").unwrap();
+        assert_eq!(second.all_channels(77).len(), 1, "freed with their device");
     }
 
     #[test]

@@ -40,7 +40,7 @@ use turnstile_vmm::wire::{ObjectChange, ProgramObject, Userd};
 
 use super::handles::is_kept;
 use super::police::{self, Control};
-use super::sys::abi::{CLASS_CHANNEL_GROUP, escape};
+use super::sys::abi::{CLASS_CHANNEL_GROUP, CLASS_DEVICE, escape};
 use super::sys::notify::{self, Call, Pending, RawListener};
 
 /// NVOS21 and NVOS64 begin alike: root, parent, new, class, then the address of the parameters.
@@ -58,6 +58,8 @@ const XFER_BYTES: usize = 16;
 /// Offset of the engine type in NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS. SOURCE:
 /// `alloc/alloc_channel.h`.
 const GROUP_ENGINE_AT: u64 = 12;
+/// The GPU's number is the first word of a device's parameters. SOURCE: `class/cl0080.h`.
+const DEVICE_NUMBER_AT: u64 = 0;
 
 /// Offsets in NV_CHANNEL_ALLOC_PARAMS, in words: the entries of its ring (gpFifoEntries), the
 /// memory of its USERD (hUserdMemory, of the first subdevice) and the offset in that memory
@@ -350,8 +352,12 @@ fn read(call: &Call) -> Option<Decoded> {
             let (mut engine, mut userd) = (0, None);
             match address(low, high) {
                 0 => {}
-                at if class == CLASS_CHANNEL_GROUP => {
-                    let words = words::<4>(call.thread, at.wrapping_add(GROUP_ENGINE_AT));
+                at if class == CLASS_CHANNEL_GROUP || class == CLASS_DEVICE => {
+                    let offset = match class {
+                        CLASS_DEVICE => DEVICE_NUMBER_AT,
+                        _ => GROUP_ENGINE_AT,
+                    };
+                    let words = words::<4>(call.thread, at.wrapping_add(offset));
                     engine = words.map_or(0, |words| words[0]);
                 }
                 at => {

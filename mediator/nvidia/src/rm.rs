@@ -117,6 +117,8 @@ pub(super) fn control_by<P: ControlParams>(
 #[derive(Debug)]
 pub struct RmClient {
     index: u32,
+    /// The driver's number of the GPU.
+    number: u32,
     control: File,
     /// Keeps the GPU attached.
     _gpu: File,
@@ -144,14 +146,16 @@ impl RmClient {
         accepted("make a client", Ok(status))?;
         let mut this = Self {
             index,
+            number: index,
             control,
             _gpu: gpu,
             client: Handle(client),
             device: Handle(0),
             subdevice: Handle(0),
         };
+        this.number = this.device_number()?;
         let mut device = abi::DeviceParams {
-            device_id: this.device_number()?,
+            device_id: this.number,
             ..Default::default()
         };
         this.device = this.alloc("make a device", this.client, &mut device)?;
@@ -177,9 +181,14 @@ impl RmClient {
         Ok(info.device)
     }
 
-    /// The GPU's number.
+    /// The number of the GPU's node.
     pub(crate) const fn index(&self) -> u32 {
         self.index
+    }
+
+    /// The driver's number of the GPU, by which programs make their devices.
+    pub(crate) const fn number(&self) -> u32 {
+        self.number
     }
 
     /// The client itself, as an object.

@@ -1,10 +1,11 @@
 //! Lines that report what the driver hands out, from which a program's channels are known.
 //!
-//! For each call by which the driver makes or frees channels and channel groups, one line goes to
+//! For each call by which the driver makes or frees devices, channels and groups, one line goes to
 //! `TURNSTILE_HANDLES`, a datagram socket or a file:
 //!
 //! ```text
-//!   + PID CLIENT HANDLE CLASS PARENT ENGINE   (hexadecimal but for PID; ENGINE is a group's)
+//!   + PID CLIENT HANDLE CLASS PARENT ENGINE   (hexadecimal but for PID; ENGINE is a group's, and
+//!                                             of a device the number of its GPU)
 //!   - PID CLIENT HANDLE
 //! ```
 //!
@@ -16,7 +17,8 @@ use std::fmt::{self, Write};
 /// NV_ESC_RM_FREE and NV_ESC_RM_ALLOC.
 const FREE: u8 = 0x29;
 const ALLOC: u8 = 0x2b;
-/// KEPLER_CHANNEL_GROUP_A, and the low byte of all channel classes.
+/// NV01_DEVICE_0, KEPLER_CHANNEL_GROUP_A, and the low byte of all channel classes.
+const DEVICE: u32 = 0x80;
 const GROUP: u32 = 0xa06c;
 const CHANNEL_LOW_BYTE: u32 = 0x6f;
 /// Words of NVOS00, NVOS21 and NVOS64, and the index of their status.
@@ -27,6 +29,8 @@ const LONG_ALLOC_WORDS: (usize, usize) = (12, 10);
 pub(crate) const WORDS_MAX: usize = LONG_ALLOC_WORDS.0;
 /// Index of the engine in the parameters of a group, in words.
 const GROUP_ENGINE_AT: usize = 3;
+/// Index of the GPU's number in the parameters of a device, in words.
+const DEVICE_NUMBER_AT: usize = 0;
 
 /// Number of a relevant request, and how many words of its argument are read.
 pub(crate) fn of_interest(request: u32) -> Option<(u8, usize)> {
@@ -60,15 +64,16 @@ pub(crate) fn line(
             } else {
                 ALLOC_WORDS.1
             };
-            let kept = class == GROUP || class & 0xff == CHANNEL_LOW_BYTE;
+            let kept = matches!(class, DEVICE | GROUP) || class & 0xff == CHANNEL_LOW_BYTE;
             if words.get(at) != Some(&0) || !kept {
                 return None;
             }
             let address = u64::from(high) << 32 | u64::from(low);
-            let engine = if class == GROUP && address != 0 {
-                parameter(address, GROUP_ENGINE_AT)
-            } else {
-                0
+            let engine = match class {
+                _ if address == 0 => 0,
+                GROUP => parameter(address, GROUP_ENGINE_AT),
+                DEVICE => parameter(address, DEVICE_NUMBER_AT),
+                _ => 0,
             };
             writeln!(
                 line,
@@ -119,8 +124,8 @@ mod tests {
 
     fn encoded(number: u8, words: &[u32]) -> Option<String> {
         let line = line(number, words, 77, |address, word| {
-            assert_eq!((address, word), (0x1_0000_0020, 3));
-            9
+            assert_eq!(address, 0x1_0000_0020);
+            [8, 0, 0, 9][word]
         })?;
         Some(String::from_utf8(line.text().to_vec()).unwrap())
     }
@@ -145,11 +150,11 @@ mod tests {
         assert_eq!(encoded(ALLOC, &channel).as_deref(), Some(text));
         channel[10] = 0x1f;
         assert_eq!(encoded(ALLOC, &channel), None, "refused");
-        assert_eq!(
-            encoded(ALLOC, &[1, 2, 3, 0x80, 0, 0, 0, 0]),
-            None,
-            "a device"
-        );
+        let device = [0xc1d0_0001, 0xc1d0_0001, 1, 0x80, 0x20, 1, 0, 0];
+        let text = "+ 77 c1d00001 1 80 c1d00001 8\n";
+        assert_eq!(encoded(ALLOC, &device).as_deref(), Some(text));
+        let subdevice = [1, 2, 3, 0x2080, 0, 0, 0, 0];
+        assert_eq!(encoded(ALLOC, &subdevice), None);
         let text = "- 77 1 3\n";
         assert_eq!(encoded(FREE, &[1, 2, 3, 0]).as_deref(), Some(text));
         assert_eq!(encoded(FREE, &[1, 2, 3, 0x21]), None, "refused");

@@ -7,6 +7,8 @@ use crate::abi::{Node, descriptors, number, read_u32, read_u64};
 
 /// The engine in the parameters of a channel group.
 const GROUP_ENGINE_AT: usize = 12;
+/// Offset of the GPU's number in those of a device. SOURCE: `class/cl0080.h`.
+const DEVICE_NUMBER_AT: usize = 0;
 /// Client and memory in UVM_MAP_EXTERNAL_ALLOCATION's parameters.
 const MAP_CLIENT_AT: usize = 9252;
 const MAP_MEMORY_AT: usize = 9256;
@@ -296,6 +298,7 @@ impl Vm {
                 let params = call.parts.params().unwrap_or_default();
                 let detail = match word(12) {
                     class::CHANNEL_GROUP => read_u32(params, GROUP_ENGINE_AT),
+                    class::DEVICE => read_u32(params, DEVICE_NUMBER_AT),
                     kind if class::is_doorbells(kind) => {
                         params.first().copied().unwrap_or(0).into()
                     }

@@ -74,7 +74,7 @@ pub struct Options {
     pub version: String,
     /// Limits of the VM.
     pub limits: Limits,
-    /// Gets a line for each channel and channel group that is made or freed.
+    /// Gets a line for each device, channel and channel group that is made or freed.
     pub report: Option<UnixDatagram>,
     /// Becomes this user if it is the superuser, and gives up files and system calls.
     pub confined: bool,
@@ -361,5 +361,5 @@ impl Device {
 
 /// Whether the launcher gets lines about objects of this class.
 fn is_reported(class: u32) -> bool {
-    class == known::ROOT || class == known::CHANNEL_GROUP || known::is_channel(class)
+    matches!(class, known::ROOT | known::DEVICE | known::CHANNEL_GROUP) || known::is_channel(class)
 }

@@ -121,6 +121,7 @@ impl SharedGpu {
         }
         let edges = models::of(index).edges;
         let mut probe = EngineProbe::new(log, signals, edges);
+        probe.processes.handles.count_on(client.number());
         probe.set_preemptor(preemptor.as_ref().and_then(Preemptor::pid));
         let chunks = ProgramChunks::default();
         // What all programs may have together.

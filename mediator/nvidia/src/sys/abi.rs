@@ -36,6 +36,9 @@ pub(crate) mod escape {
 
 /// SOURCE: `class/cl0041.h`: NV01_ROOT_CLIENT.
 pub(crate) const CLASS_CLIENT: u32 = 0x41;
+/// A GPU, as a client has it: NV01_DEVICE_0. SOURCE: `class/cl0080.h`.
+pub(crate) const CLASS_DEVICE: u32 = DeviceParams::CLASS;
+
 /// SOURCE: `class/cl2080_notification.h`, `class/cla06c.h`: KEPLER_CHANNEL_GROUP_A, which later
 /// chips use as well.
 pub(crate) const CLASS_CHANNEL_GROUP: u32 = 0xa06c;

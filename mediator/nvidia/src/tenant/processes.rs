@@ -27,7 +27,7 @@ const UNKNOWN_MAX: usize = 1_024;
 #[derive(Debug, Default)]
 pub(crate) struct Processes {
     tenants: BTreeMap<u32, TenantId>,
-    handles: Handles,
+    pub(crate) handles: Handles,
     /// Tenants that have more objects than are kept, of which that was reported.
     crowded: BTreeSet<TenantId>,
     /// Processes without a tenant, and how often their contexts were loaded.
