@@ -29,6 +29,8 @@ const EXIT_LIMIT: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(super) struct Daemon {
     child: Child,
+    /// Its GPUs: it prints a snapshot of each, that of the bench first.
+    gpus: usize,
     /// Its standard error.
     messages: PathBuf,
     /// JSON values from its standard output.
@@ -70,10 +72,17 @@ impl Daemon {
         let marks = Vec::new();
         Ok(Self {
             child,
+            gpus: 1,
             messages,
             received,
             marks,
         })
+    }
+
+    /// The same, of a daemon with so many GPUs.
+    pub(super) const fn with_gpus(mut self, gpus: usize) -> Self {
+        self.gpus = gpus;
+        self
     }
 
     /// An error with the daemon's last messages.
@@ -120,10 +129,14 @@ impl Daemon {
         self.child.id()
     }
 
-    /// Requests a snapshot.
+    /// Requests a snapshot, that of the first GPU.
     pub(super) fn snapshot(&self) -> anyhow::Result<Value> {
         self.signal(Signal::USR1)?;
-        self.receive(SNAPSHOT_LIMIT)
+        let first = self.receive(SNAPSHOT_LIMIT)?;
+        for _ in 1..self.gpus {
+            self.receive(SNAPSHOT_LIMIT)?;
+        }
+        Ok(first)
     }
 
     /// Growth of one of the GPU's figures, in nanoseconds, between the first and the last mark, in

@@ -34,6 +34,9 @@ pub(super) struct DaemonArgs {
     /// From one decision to the next, in milliseconds; the daemon's own default if not given
     #[arg(long)]
     period_ms: Option<u64>,
+    /// Another NVIDIA GPU that the same daemon owns, by number; give it again for more
+    #[arg(long, value_name = "DEVICE")]
+    beside: Vec<u32>,
     /// Further words for the daemon, such as --daemon-word=--tenants-max=24
     #[arg(long = "daemon-word", value_name = "WORD", hide = true)]
     words: Vec<String>,
@@ -163,6 +166,11 @@ pub(super) fn spawn(
         .args(["--gpu-index", &device.to_string(), "--socket"])
         .arg(&socket)
         .args(&args.words);
+    if !args.beside.is_empty() {
+        let config = folder.join("turnstile.toml");
+        fs::write(&config, cards(device, &args.beside))?;
+        command.arg("--config").arg(config);
+    }
     if let Some(policy) = &args.policy {
         command.args(["--policy", policy]);
     }
@@ -172,9 +180,15 @@ pub(super) fn spawn(
     if args.record.is_some() {
         command.env("RUST_LOG", TRACED);
     }
-    let mut daemon = Daemon::spawn(&mut command, folder)?;
+    let mut daemon = Daemon::spawn(&mut command, folder)?.with_gpus(1 + args.beside.len());
     listening(&mut daemon, &socket)?;
     Ok((daemon, socket))
+}
+
+/// A configuration with these GPUs, the one of the bench first.
+fn cards(device: u32, beside: &[u32]) -> String {
+    let card = |index: &u32| format!("[[card]]\nindex = {index}\n");
+    [device].iter().chain(beside).map(card).collect()
 }
 
 /// Waits until the daemon listens on its socket.
@@ -201,8 +215,8 @@ pub(super) fn name(index: usize) -> String {
     format!("load{index}")
 }
 
-/// The command that runs `program` as a tenant of the daemon at `socket`, with further words for
-/// `turnstile run`.
+/// The command that runs `program` as a tenant of the first GPU of the daemon at `socket`, with
+/// further words for `turnstile run`.
 pub(super) fn tenant_of(
     socket: &Path,
     name: &str,
@@ -216,6 +230,7 @@ pub(super) fn tenant_of(
         .arg(socket)
         .args(["--name", name])
         .args(["--weight", &weight.to_string()])
+        .args(["--gpu", "0"])
         .args(words)
         .arg("--")
         .arg(program);
