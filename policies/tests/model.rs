@@ -223,3 +223,27 @@ fn pack_fills_a_gpu_and_spread_levels_them() {
         );
     }
 }
+
+#[test]
+fn job_put_on_a_closed_gpu_counts_there_until_its_release() {
+    let size = GpuSize {
+        sms: 4,
+        blocks: 8,
+        warps: 64,
+        memory_bytes: 8,
+    };
+    let job = Job {
+        memory_bytes: 6,
+        blocks: 1,
+        threads: 32,
+    };
+    let mut fleet = Fleet::new(&[size]);
+    fleet.close(0, true);
+    let [first, second] = [(); 2].map(|()| fleet.put(0, job));
+    assert_eq!((first.gpu, fleet.memory(0)), (0, (12, true)));
+    fleet.close(0, false);
+    assert_eq!(fleet.place(Rule::Spread, job), Ok(None));
+    fleet.release(&first);
+    fleet.release(&second);
+    assert_eq!((fleet.memory(0), fleet.warps()), ((0, false), vec![0]));
+}

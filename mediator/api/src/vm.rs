@@ -150,6 +150,10 @@ pub struct Vm {
     /// Identity of the GPU that it is on, or on which a declared VM has its place; else null.
     #[serde(default)]
     pub gpu: Option<String>,
+    /// Identities of all GPUs that it is on. Of a program on several, usage and memory are sums,
+    /// the entitlement is the mean, and it may run if it may on each of them.
+    #[serde(default)]
+    pub gpus: Vec<String>,
     /// Number in this run of the daemon.
     pub number: Option<u32>,
     /// How it is scheduled, now or when it connects.
@@ -274,6 +278,7 @@ fn connected(
         account: Some(tenant.account.clone()),
         connected: true,
         gpu: Some(gpu.to_owned()),
+        gpus: vec![gpu.to_owned()],
         number: Some(tenant.tenant.0),
         scheduling: Scheduling::of(tenant.weight, tenant.cap, tenant.latency_target),
         entitled_ratio: entitled,
@@ -303,6 +308,7 @@ fn absent(name: &str, settings: &Settings, default: Weight, account: Option<Stri
         account,
         connected: false,
         gpu: None,
+        gpus: Vec::new(),
         number: None,
         scheduling: Scheduling::of(weight, settings.cap, settings.latency_target),
         entitled_ratio: None,
@@ -317,7 +323,47 @@ fn absent(name: &str, settings: &Settings, default: Weight, account: Option<Stri
     }
 }
 
+impl VmUsage {
+    fn add(&mut self, other: &Self) {
+        self.compute_ns += other.compute_ns;
+        self.copy_ns += other.copy_ns;
+        self.copy_bytes = self.copy_bytes.zip(other.copy_bytes).map(|(a, b)| a + b);
+        self.held_ns += other.held_ns;
+        self.doorbells_trapped += other.doorbells_trapped;
+        self.gate_moves += other.gate_moves;
+    }
+}
+
+impl VmResidence {
+    fn add(&mut self, other: &Self) {
+        self.resident_bytes += other.resident_bytes;
+        self.swapped_bytes += other.swapped_bytes;
+        self.swapped_out_bytes += other.swapped_out_bytes;
+        self.swapped_in_bytes += other.swapped_in_bytes;
+        self.pinned_bytes += other.pinned_bytes;
+        self.moved_bytes += other.moved_bytes;
+        self.moved_ns += other.moved_ns;
+    }
+}
+
 impl Vm {
+    /// The same tenant on a further GPU.
+    fn add(&mut self, other: Self) {
+        // CAST: a host has some GPUs.
+        let known = self.gpus.len() as f64;
+        let both = self.entitled_ratio.zip(other.entitled_ratio);
+        self.entitled_ratio = both.map(|(mean, next)| (mean * known + next) / (known + 1.0));
+        self.gpus.extend(other.gpus);
+        let both = self.admitted.zip(other.admitted);
+        self.admitted = both.map(|(first, next)| first && next);
+        if let (Some(usage), Some(next)) = (&mut self.usage, &other.usage) {
+            usage.add(next);
+        }
+        if let (Some(memory), Some(next)) = (&mut self.memory, &other.memory) {
+            memory.add(next);
+        }
+    }
+
     /// All tenants by name: those that are connected, and those of which something is set.
     pub(super) fn all(shared: &Shared) -> BTreeMap<String, Self> {
         let first = shared.gpus.first();
@@ -338,7 +384,10 @@ impl Vm {
                 let set = settings.get(&tenant.name);
                 let limits = set.map(|set| set.memory).unwrap_or_default();
                 let vm = connected(&seen.identity.gpu, tenant, entitled, limits);
-                vms.insert(tenant.name.clone(), vm);
+                match vms.get_mut(&vm.name) {
+                    Some(known) if known.number == vm.number => known.add(vm),
+                    _ => drop(vms.insert(vm.name.clone(), vm)),
+                }
             }
         }
         for declared in shared.fleet.declared() {
@@ -375,5 +424,29 @@ impl Vm {
             held.into_iter().map(named).collect()
         });
         Ok(vm)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tenant_on_two_gpus_is_listed_once_with_sums() {
+        let of = |gpu: &str, compute_ns, admitted, entitled| {
+            let tenant = TenantSnapshot {
+                compute_ns: Nanos(compute_ns),
+                admitted,
+                ..TenantSnapshot::of_name("train")
+            };
+            connected(gpu, &tenant, Some(entitled), MemoryLimits::default())
+        };
+        let mut vm = of("GPU-0", 5, true, 0.5);
+        vm.add(of("GPU-1", 7, false, 1.0));
+        assert_eq!(vm.gpus, ["GPU-0", "GPU-1"]);
+        assert_eq!(vm.usage.map(|usage| usage.compute_ns), Some(12));
+        assert_eq!((vm.entitled_ratio, vm.admitted), (Some(0.75), Some(false)));
+        vm.add(of("GPU-2", 0, true, 0.0));
+        assert_eq!((vm.gpus.len(), vm.entitled_ratio), (3, Some(0.5)));
     }
 }

@@ -1,5 +1,6 @@
 //! `turnstile cuda-vm`: the CUDA device of a VM with the guest module, as a tenant.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
@@ -34,6 +35,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let isolation = Isolation {
         library: None,
         gpu_bytes: args.gpu_memory,
+        nodes: BTreeSet::new(),
         stand_in: args.stand_in,
     };
     end(serve_vm(report, &isolation, args.memory.movable, &args.vm))

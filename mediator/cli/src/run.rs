@@ -1,5 +1,6 @@
 //! `turnstile run`: a program as a tenant.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ use crate::launch::{self, Launch, LaunchError, Learn, Report};
 use anyhow::Context;
 use clap::ValueEnum;
 use turnstile_host::run_folder;
+use turnstile_vmm::wire::Gpus;
 
 /// The tenant and its daemon, of `run` and `cuda-vm`.
 #[derive(clap::Args, Debug)]
@@ -26,6 +28,10 @@ pub(crate) struct Joins {
     /// The daemon's socket; that of this user's own daemon, else /run/turnstile/vmm.sock
     #[arg(long, default_value_os_t = run_folder::find(run_folder::VMM), hide_default_value = true)]
     socket: PathBuf,
+    /// A GPU that it is to use, by its id or its place in `turnstile gpu list` from 0, or `all`;
+    /// give it again for more. The daemon chooses one if absent
+    #[arg(long = "gpu", value_name = "GPU")]
+    gpus: Vec<String>,
     /// Append what is learnt to a file, without a daemon
     #[arg(long, hide = true)]
     learn_only: Option<PathBuf>,
@@ -48,11 +54,21 @@ impl Joins {
             socket: self.socket,
             name: self.name.or(own_name),
             weight: self.weight,
-            metadata: self.identity.sent()?,
+            metadata: Box::new(self.identity.sent()?),
             memory_max_bytes,
             memory_min_bytes,
             memory_high_bytes,
+            gpus: gpus(self.gpus),
         })
+    }
+}
+
+/// The GPUs that were named.
+fn gpus(named: Vec<String>) -> Gpus {
+    match &*named {
+        [] => Gpus::Placed,
+        names if names.iter().any(|name| name == "all") => Gpus::All,
+        _ => Gpus::Named(named),
     }
 }
 
@@ -140,6 +156,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let isolated = args.isolated.then(|| Isolation {
         library: args.preload.clone(),
         gpu_bytes: args.gpu_memory,
+        nodes: BTreeSet::new(),
         stand_in: args.stand_in,
     });
     let launch = Launch {

@@ -108,7 +108,9 @@ pub(crate) struct Args {
 /// configuration no reader would notice, so it is an error there.
 fn software_by_default(effective: &Effective, nvidia: bool) -> Result<Option<String>, ConfigError> {
     let kind = &effective.settings["gpu.kind"];
-    if !nvidia || kind.origin != Origin::Default {
+    let cards = &effective.config.card;
+    let all_named = !cards.is_empty() && cards.iter().all(|card| card.kind.is_some());
+    if !nvidia || kind.origin != Origin::Default || all_named {
         return Ok(None);
     }
     let text = "this host has an NVIDIA GPU, and gpu.kind is not set; set it to \"nvidia\", or to \"soft\" for the software GPU";
@@ -375,6 +377,9 @@ mod tests {
                 .unwrap()
                 .is_none()
         );
+        let cards = "[[card]]\nkind = \"nvidia\"\n";
+        let named = software_by_default(&effective(DEFAULT_PATH, cards), true);
+        assert!(named.unwrap().is_none());
         let error = software_by_default(&effective(DEFAULT_PATH, none), true).unwrap_err();
         assert!(error.to_string().contains("gpu.kind is not set"), "{error}");
         let warned = software_by_default(&effective("own.toml", none), true).unwrap();

@@ -343,7 +343,10 @@ fn show(vms: &[Vm]) {
                 vm.name.clone(),
                 vm.kind.clone().unwrap_or_else(absent),
                 state,
-                vm.gpu.clone().unwrap_or_else(absent),
+                match &*vm.gpus {
+                    [] => vm.gpu.clone().unwrap_or_else(absent),
+                    gpus => gpus.join(","),
+                },
                 vm.account.clone().unwrap_or_else(absent),
                 scheduling.weight.to_string(),
                 cap,

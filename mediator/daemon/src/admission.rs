@@ -148,11 +148,7 @@ impl Host {
             (tenant, state.accounts.of(&name).0, granted)
         };
         // A GPU may take long for this; the lock is free meanwhile.
-        let _starting = Starting {
-            host: self.as_ref(),
-            name: name.clone(),
-            tenant,
-        };
+        let _starting = Starting::of(self, &name, tenant);
         let holder = Holder {
             account: granted.account.clone(),
             tenant: Some(tenant),
@@ -244,11 +240,22 @@ impl Host {
     }
 }
 
-/// A name that is reserved for a VM during its admission.
-struct Starting<'a> {
-    host: &'a Host,
+/// A name that is reserved for a tenant during its admission.
+pub(super) struct Starting<'a> {
+    pub(super) host: &'a Host,
     name: String,
-    tenant: TenantId,
+    pub(super) tenant: TenantId,
+}
+
+impl<'a> Starting<'a> {
+    /// After the name was reserved, and without the host's lock.
+    pub(super) fn of(host: &'a Host, name: &str, tenant: TenantId) -> Self {
+        Self {
+            host,
+            name: name.to_owned(),
+            tenant,
+        }
+    }
 }
 
 impl Drop for Starting<'_> {

@@ -1,12 +1,13 @@
 //! What all GPUs of a daemon have in common.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use uuid::Uuid;
 
 use super::journal::Journal;
 use super::limits::{Limits, rows};
+use super::registry::Registry;
 
 /// What all hosts of a daemon have in common.
 #[derive(Clone, Debug)]
@@ -18,6 +19,9 @@ pub(crate) struct Common {
     pub(crate) journal: Arc<Journal>,
     /// Counts what tenants, accounts and clients hold. Its lock is an innermost one.
     pub(crate) limits: Arc<Limits>,
+    /// Processes of tenants that are programs, which may be on several GPUs. Its lock is taken
+    /// after a host's, and before that of the limits.
+    registry: Arc<Mutex<Registry>>,
 }
 
 impl Common {
@@ -28,6 +32,13 @@ impl Common {
             next: Arc::new(AtomicU32::new(1)),
             journal: Arc::default(),
             limits: Limits::new(rows((gpus * tenants_max) as u64)),
+            registry: Arc::default(),
         }
+    }
+
+    /// Processes of all programs.
+    pub(crate) fn registry(&self) -> MutexGuard<'_, Registry> {
+        // A panic under the lock leaves at worst one process unknown.
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

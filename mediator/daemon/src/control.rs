@@ -452,8 +452,8 @@ impl Control {
         if let Role::Vm { kick, .. } = &role {
             kick.forget(ops);
         }
-        if let (Some(host), Some(tenant)) = (role.host(), role.tenant()) {
-            self.fleet.leave(host, tenant);
+        if let Some(tenant) = role.tenant() {
+            self.fleet.leave(role.hosts(), tenant);
         }
     }
 }

@@ -34,6 +34,20 @@ pub enum PlacementError {
         /// Bytes free on each GPU.
         gpus: String,
     },
+    /// A launcher names a GPU that is not there.
+    #[error("This daemon has no GPU {name:?}; it has {has}")]
+    NoGpu {
+        /// The name.
+        name: String,
+        /// Identities of all GPUs.
+        has: String,
+    },
+    /// A launcher names a GPU that takes no tenants now.
+    #[error("GPU {gpu} takes no further tenants now (turnstile gpu uncordon {gpu})")]
+    Closed {
+        /// Its identity.
+        gpu: String,
+    },
 }
 
 /// Why a host or a tenant was refused.
@@ -124,6 +138,12 @@ pub enum HostError {
     /// The GPU takes no programs, or not this one.
     #[error("The GPU did not take the program")]
     Program(#[from] ProgramRefusal),
+    /// Its memory moves, and on several GPUs it cannot.
+    #[error("Memory of a program on {gpus} GPUs cannot move; name one GPU, or leave --movable out")]
+    Movable {
+        /// GPUs that were chosen.
+        gpus: usize,
+    },
     /// The process that connected is not known.
     #[error("The process that connected cannot be seen from here (another process namespace?)")]
     Peer(#[source] io::Error),

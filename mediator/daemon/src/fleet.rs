@@ -2,12 +2,14 @@
 //!
 //! - In: greetings of VMMs and launchers, settings of an operator.
 //! - Out: the host that takes a tenant, or a refusal with its reason.
-//! - Invariants: a tenant's name and number are unique over all GPUs. A name belongs to the same
-//!   account on each of them. What an operator sets is set on each of them, or on none.
+//! - Invariants: a tenant's name and number are unique over all GPUs; a program on several GPUs has
+//!   one name and one number on all of them. A name belongs to the same account on each of them.
+//!   What an operator sets is set on each of them, or on none.
 //! - Locks: `places` is taken before the state of a host, and never under one.
 
 mod declared;
 mod drains;
+mod programs;
 mod queue;
 mod settings;
 
@@ -68,7 +70,8 @@ pub struct Member {
 #[derive(Debug)]
 struct Places {
     gpus: place::Fleet,
-    placed: BTreeMap<TenantId, Placed>,
+    /// One for each GPU that a tenant is on.
+    placed: BTreeMap<TenantId, Vec<Placed>>,
     /// Names of tenants that are being admitted.
     arriving: BTreeSet<String>,
     /// Declared VMs, in the order of their declaration.
@@ -172,7 +175,7 @@ impl Fleet {
         &self.members
     }
 
-    /// The first GPU: where programs run, and which notes changes of settings.
+    /// The first GPU, which notes changes of settings.
     pub fn first(&self) -> &Arc<Host> {
         // PANIC: none; a fleet has a GPU
         &self.members[0].host
@@ -403,11 +406,11 @@ impl Fleet {
         (1..).zip(declared.chain(queued)).map(vm).collect()
     }
 
-    /// A tenant is gone.
-    pub(super) fn leave(&self, host: &Host, tenant: TenantId) {
-        host.leave(tenant);
+    /// A tenant is gone from the GPUs that it was on.
+    pub(super) fn leave(&self, hosts: &[Arc<Host>], tenant: TenantId) {
+        hosts.iter().for_each(|host| host.leave(tenant));
         let mut places = self.places();
-        if let Some(placed) = places.placed.remove(&tenant) {
+        for placed in places.placed.remove(&tenant).unwrap_or_default() {
             places.gpus.release(&placed);
         }
         self.detached(&mut places, tenant);
@@ -464,7 +467,7 @@ impl Seat<'_> {
                 return false;
             }
             if let Some(placed) = self.placed.take() {
-                places.placed.insert(tenant, placed);
+                places.placed.entry(tenant).or_default().push(placed);
             }
         }
         if let Some(account) = self.fleet.members[own].host.owner(&self.name) {

@@ -46,7 +46,6 @@ use super::common::Common;
 use super::error::{HostError, chain};
 use super::journal::{Changed, Journal};
 use super::limits::Limits;
-use super::registry::Registry;
 use super::untracked::UntrackedLog;
 use crate::tenant::requests::{Account, Effect};
 use turnstile_gpu::{DoorbellChange, Gpu};
@@ -106,8 +105,6 @@ pub(super) struct State {
     pub(super) described: Described,
     /// Which account each tenant belongs to.
     pub(super) accounts: Accounts,
-    /// Processes of tenants that are programs.
-    pub(super) registry: Registry,
     /// Processes without a tenant that were logged.
     untracked: UntrackedLog,
     /// Tenants that left, but may still have work on the engines: settled after [`SETTLE_AFTER`].
@@ -171,7 +168,6 @@ impl Host {
             settings: BTreeMap::new(),
             described: Described::default(),
             accounts: Accounts::default(),
-            registry: Registry::default(),
             untracked: UntrackedLog::default(),
             leaving: Vec::new(),
             departed: departed::Departed::default(),
@@ -277,7 +273,7 @@ impl Host {
             if let Some(memory) = &mut state.memory {
                 memory.remove(tenant);
             }
-            state.registry.left(tenant);
+            self.common.registry().left(tenant);
             state.described.leave(tenant);
             state.timings.forget(tenant);
             state.accounts.book.leave(&gone.name);

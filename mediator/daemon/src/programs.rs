@@ -1,158 +1,107 @@
 //! Programs as tenants: launchers' messages, checked against the kernel's process information.
+//!
+//! In go messages of a launcher; out go events for the GPUs that its program is on. The fleet
+//! chooses these GPUs; the control loop calls [`Program`].
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::Instant;
 
-use turnstile_accounting::TenantId;
-use turnstile_vmm::wire::{CHANGES_MAX, FrameWriter, ObjectChange, ToDaemon, ToVmm, peer_pid};
+use turnstile_accounting::{Metadata, TenantId};
+use turnstile_policies::Weight;
+use turnstile_vmm::wire::{CHANGES_MAX, FrameWriter, ObjectChange, ToVmm};
 
+use super::admission::Starting;
 use super::error::HostError;
-use super::host::described::checked;
+use super::host::Host;
 use super::host::peer::{Kind, Peer, Tenant};
 use super::host::settings::Brought;
-use super::host::{Host, State, refuse};
 use super::registry::ProcessError;
 use crate::accounts::Claim;
 use crate::limits::{Holder, Resource, is_trusted};
 use turnstile_gpu::ProgramEvent;
 use turnstile_host::process::{self, Identity};
 
+/// What a launcher claims for its program, checked as far as no GPU decides.
+#[derive(Debug)]
+pub(super) struct Claimed {
+    pub(super) name: String,
+    pub(super) weight: Option<Weight>,
+    pub(super) memory_max_bytes: Option<u64>,
+    pub(super) movable: bool,
+    pub(super) memory_min_bytes: Option<u64>,
+    pub(super) memory_high_bytes: Option<u64>,
+    pub(super) metadata: Metadata,
+    /// The process at the other end, and its user.
+    pub(super) root: Identity,
+    pub(super) uid: u32,
+}
+
 impl Host {
-    /// Takes a program in: the tenant is what descends from the process at the other end, a process
-    /// of `uid`.
-    pub(super) fn admit_program(
-        &self,
-        program: ToDaemon,
-        stream: UnixStream,
-        uid: u32,
-    ) -> Result<TenantId, HostError> {
-        let mut writer = FrameWriter::new();
-        let taken = self.take_program(program, &stream, uid, &mut writer);
-        if let Err(error) = &taken {
-            refuse(error, &stream);
-        }
-        taken
-    }
-
-    fn take_program(
-        &self,
-        program: ToDaemon,
-        stream: &UnixStream,
-        uid: u32,
-        writer: &mut FrameWriter,
-    ) -> Result<TenantId, HostError> {
-        let ToDaemon::Program {
-            protocol,
-            name,
-            weight,
-            memory_max_bytes,
-            movable,
-            memory_min_bytes,
-            memory_high_bytes,
-            metadata,
-        } = program
-        else {
-            return Err(HostError::NoHello);
-        };
-        let weight = self.permitted(protocol, &name, weight)?;
-        let metadata = checked(metadata)?;
-        let pid = peer_pid(stream).map_err(HostError::Peer)?;
-        let root = Identity::of(pid).ok_or_else(|| HostError::Peer(gone()))?;
-        let stream = stream.try_clone().map_err(HostError::Host)?;
-
-        let mut state = self.lock();
-        self.room(&state, &name)?;
-        let outer = process::nearest(pid, process::parent, |pid| {
+    /// The tenant within which a process runs, if it is one of a program here.
+    pub(super) fn program_around(&self, pid: u32) -> Option<String> {
+        let state = self.lock();
+        process::nearest(pid, process::parent, |pid| {
             let is_root = |root: Identity| root.pid == pid && root.is_there();
             let mut tenants = state.tenants.values();
-            tenants.find(|tenant| tenant.root().is_some_and(is_root))
-        });
-        if let Some(outer) = outer {
-            let name = outer.name.clone();
-            return Err(HostError::Nested { name });
-        }
+            let outer = tenants.find(|tenant| tenant.root().is_some_and(is_root));
+            outer.map(|tenant| tenant.name.clone())
+        })
+    }
+
+    /// Begins to take a program in on this GPU. It is taken back unless it enters.
+    pub(super) fn prepare_program<'a>(
+        &'a self,
+        claimed: &Claimed,
+        tenant: TenantId,
+    ) -> Result<Entering<'a>, HostError> {
+        let name = &claimed.name;
+        let memory_max_bytes = claimed.memory_max_bytes;
+        let mut state = self.lock();
+        self.room(&state, name)?;
         let claim = Claim {
-            weight,
+            weight: claimed.weight,
             default_weight: self.default_weight(),
             memory_bytes: memory_max_bytes,
         };
-        let granted = state.join(&name, uid, claim)?;
+        let granted = state.join(name, claimed.uid, claim)?;
+        state.starting.insert(name.clone(), tenant);
+        drop(state);
+        let starting = Starting::of(self, name, tenant);
+        let state = self.lock();
         let memory_max_bytes = granted.memory_bytes;
-        let mut seat = Seat::of(&mut state, &name);
-        let state = &mut *seat.state;
-        let tenant = self.number();
+        let memory = state.memory.as_ref().filter(|_| claimed.movable);
         let brought = Brought {
             weight: granted.weight,
-            memory_bytes: match &state.memory {
-                Some(memory) if movable => {
-                    let most = memory.unreserved_bytes();
-                    memory_max_bytes
-                        .map_or(most, |max| max.min(self.gpu.capabilities().memory_bytes))
-                }
-                _ => 0,
-            },
-            min_bytes: memory_min_bytes.unwrap_or(0),
-            high_bytes: memory_high_bytes,
+            memory_bytes: memory.map_or(0, |memory| {
+                let most = memory.unreserved_bytes();
+                memory_max_bytes.map_or(most, |max| max.min(self.gpu.capabilities().memory_bytes))
+            }),
+            min_bytes: claimed.memory_min_bytes.unwrap_or(0),
+            high_bytes: claimed.memory_high_bytes,
         };
-        let settings = state.set_of(&name);
+        let settings = state.set_of(name);
         let in_force = settings.params(brought).weight;
         let entitlement = settings.memory.entitlement(brought, in_force);
         let mut max_bytes = memory_max_bytes;
-        if let Some(memory) = state.memory.as_ref().filter(|_| movable) {
-            memory.check(tenant, entitlement)?;
+        let checked = memory.map_or(Ok(()), |memory| {
             max_bytes = Some(entitlement.max_bytes);
-        }
+            memory.check(tenant, entitlement)
+        });
+        // The guard of the name takes the lock when it is dropped.
+        drop(state);
+        checked?;
         let started = ProgramEvent::Started {
-            root: pid,
+            root: claimed.root.pid,
             memory_max_bytes: max_bytes,
         };
         self.gpu().program(tenant, started)?;
-        let admitted = ToVmm::Admitted { tenant: tenant.0 };
-        let answered = writer
-            .push(&admitted, Vec::new())
-            .and_then(|()| writer.flush(&stream));
-        if let Err(error) = answered {
-            self.gpu().destroy_context(tenant);
-            return Err(error.into());
-        }
-        let writer = std::mem::take(writer);
-        let peer = Peer { stream, writer };
-        state.described.connect(tenant, metadata);
-        state.connects(self.journal(), tenant, &name);
-        let entry = Tenant {
-            account: state.accounts.of(&name),
-            name: name.clone(),
-            peer,
-            kind: Kind::Program(root),
+        Ok(Entering {
+            starting,
             brought,
-            holder: Holder {
-                account: granted.account,
-                tenant: Some(tenant),
-                trusted: is_trusted(uid),
-            },
-        };
-        state.insert(&*self.gpu, self.limits(), tenant, entry);
-        seat.taken = true;
-        Ok(tenant)
-    }
-
-    /// A launcher reports a process of its program. Returns the process's number on this host.
-    pub(super) fn program_process(
-        &self,
-        tenant: TenantId,
-        pid: u32,
-        pidfd: &OwnedFd,
-    ) -> Option<u32> {
-        let taken = self.take_process(tenant, pidfd);
-        if let Err(error) = &taken {
-            let mut state = self.lock();
-            if let Some(entry) = state.tenants.get_mut(&tenant) {
-                let text = error.to_string();
-                entry.peer.send(&ToVmm::ProcessRefused { pid, text });
-            }
-        }
-        taken.ok()
+            account: granted.account,
+        })
     }
 
     fn take_process(&self, tenant: TenantId, pidfd: &OwnedFd) -> Result<u32, ProcessError> {
@@ -166,24 +115,11 @@ impl Host {
         if !identity.descends_from(root) || known() != Some(pid) {
             return Err(ProcessError::Stranger);
         }
-        let mut state = self.lock();
+        let state = self.lock();
         let entry = state.tenants.get(&tenant).ok_or(ProcessError::Stranger)?;
         let held = self.limits().take(Resource::Objects, &entry.holder, 1)?;
-        state.registry.admit(tenant, identity, Some(held))?;
+        self.common.registry().admit(tenant, identity, Some(held))?;
         Ok(pid)
-    }
-
-    /// A process of a program has memory that can move, and this connection.
-    pub(super) fn program_memory(&self, tenant: TenantId, connection: OwnedFd) {
-        let taken = self.take_memory(tenant, connection);
-        let holder = self.lock().tenants.get(&tenant).map(|t| t.holder.clone());
-        if let (Err(why), Some(holder)) = (taken, holder)
-            && self
-                .limits()
-                .permits(Resource::LogLines, &holder, Instant::now())
-        {
-            log::warn!("Memory of a process of {tenant} does not move: {why}");
-        }
     }
 
     fn take_memory(&self, tenant: TenantId, connection: OwnedFd) -> Result<(), String> {
@@ -204,51 +140,32 @@ impl Host {
             .map_err(|refusal| refusal.to_string())
     }
 
-    /// What the driver did for a process of a program; false if the launcher broke the rules.
-    pub(super) fn program_objects(
+    /// The changes that a process of a program may report. None if it has ended.
+    fn permit(
         &self,
         tenant: TenantId,
         pid: u32,
         changes: Vec<ObjectChange>,
-    ) -> bool {
-        if changes.len() > CHANGES_MAX {
-            return false;
-        }
-        let mut guard = self.lock();
-        let state = &mut *guard;
-        let same = state.registry.identity(tenant, pid);
-        if !same.is_some_and(Identity::is_there) {
-            // It has ended; its launcher will report that.
-            return true;
-        }
-        let Some(entry) = state.tenants.get(&tenant) else {
-            return true;
-        };
+    ) -> Option<Vec<ObjectChange>> {
+        let state = self.lock();
+        let entry = state.tenants.get(&tenant)?;
+        let mut registry = self.common.registry();
+        let same = registry.identity(tenant, pid);
+        same.filter(|identity| identity.is_there())?;
         let take = || self.limits().take(Resource::Objects, &entry.holder, 1).ok();
-        let permitted = state.registry.permit(pid, changes, take);
+        let permitted = registry.permit(pid, changes, take);
+        drop(registry);
         let logs = permitted.refused.is_some()
             && self
                 .limits()
                 .permits(Resource::LogLines, &entry.holder, Instant::now());
-        drop(guard);
+        drop(state);
         if let Some(client) = permitted.refused.filter(|_| logs) {
             log::warn!(
                 "{tenant}: process {pid} names client {client:#x}, which is another process's; refused (logged once)"
             );
         }
-        if !permitted.changes.is_empty() {
-            let changes = &permitted.changes;
-            self.report(tenant, ProgramEvent::Changed { pid, changes });
-        }
-        true
-    }
-
-    /// A process of a program has ended.
-    pub(super) fn program_exited(&self, tenant: TenantId, pid: u32) {
-        let known = self.lock().registry.exited(tenant, pid);
-        if known {
-            self.report(tenant, ProgramEvent::Exited { pid });
-        }
+        Some(permitted.changes)
     }
 
     fn report(&self, tenant: TenantId, event: ProgramEvent<'_>) {
@@ -258,31 +175,128 @@ impl Host {
     }
 }
 
-/// A seat in an account, given back if the program is not admitted.
-struct Seat<'a> {
-    state: &'a mut State,
-    name: &'a str,
-    taken: bool,
+/// A program on one GPU, taken back there unless it enters.
+pub(super) struct Entering<'a> {
+    starting: Starting<'a>,
+    brought: Brought,
+    account: Arc<str>,
 }
 
-impl<'a> Seat<'a> {
-    const fn of(state: &'a mut State, name: &'a str) -> Self {
-        Self {
-            state,
-            name,
-            taken: false,
-        }
+impl Entering<'_> {
+    /// The program is a tenant of this GPU from now on.
+    pub(super) fn enter(self, claimed: &Claimed, stream: UnixStream) {
+        let Starting { host, tenant, .. } = self.starting;
+        let name = &claimed.name;
+        let mut state = host.lock();
+        state.described.connect(tenant, claimed.metadata.clone());
+        state.connects(host.journal(), tenant, name);
+        let entry = Tenant {
+            account: state.accounts.of(name),
+            name: name.clone(),
+            peer: Peer {
+                stream,
+                writer: FrameWriter::new(),
+            },
+            kind: Kind::Program(claimed.root),
+            brought: self.brought,
+            holder: Holder {
+                account: self.account.clone(),
+                tenant: Some(tenant),
+                trusted: is_trusted(claimed.uid),
+            },
+        };
+        state.insert(&*host.gpu, host.limits(), tenant, entry);
     }
 }
 
-impl Drop for Seat<'_> {
+impl Drop for Entering<'_> {
     fn drop(&mut self) {
-        if !self.taken {
-            self.state.accounts.book.leave(self.name);
+        let Starting { host, tenant, .. } = self.starting;
+        let entered = host.lock().tenants.contains_key(&tenant);
+        if !entered {
+            host.gpu().destroy_context(tenant);
         }
     }
 }
 
-fn gone() -> std::io::Error {
+/// A program that was taken in: one tenant, with an entity on each of its GPUs.
+#[derive(Debug)]
+pub(super) struct Program {
+    /// At least one. The first one's state names its processes, and answers the launcher.
+    hosts: Vec<Arc<Host>>,
+    tenant: TenantId,
+}
+
+impl Program {
+    pub(super) const fn new(hosts: Vec<Arc<Host>>, tenant: TenantId) -> Self {
+        Self { hosts, tenant }
+    }
+
+    pub(super) const fn tenant(&self) -> TenantId {
+        self.tenant
+    }
+
+    /// The GPUs that it is on.
+    pub(super) fn hosts(&self) -> &[Arc<Host>] {
+        &self.hosts
+    }
+
+    fn first(&self) -> &Host {
+        // PANIC: none; a program has a GPU
+        &self.hosts[0]
+    }
+
+    /// A launcher reports a process of its program. Returns the process's number on this host.
+    pub(super) fn process(&self, pid: u32, pidfd: &OwnedFd) -> Option<u32> {
+        let taken = self.first().take_process(self.tenant, pidfd);
+        if let Err(error) = &taken {
+            let mut state = self.first().lock();
+            if let Some(entry) = state.tenants.get_mut(&self.tenant) {
+                let text = error.to_string();
+                entry.peer.send(&ToVmm::ProcessRefused { pid, text });
+            }
+        }
+        taken.ok()
+    }
+
+    /// A process of it has memory that can move, and this connection. Its memory is on one GPU.
+    pub(super) fn memory(&self, connection: OwnedFd) {
+        let (host, tenant) = (self.first(), self.tenant);
+        let taken = host.take_memory(tenant, connection);
+        let holder = host.lock().tenants.get(&tenant).map(|t| t.holder.clone());
+        if let (Err(why), Some(holder)) = (taken, holder)
+            && host
+                .limits()
+                .permits(Resource::LogLines, &holder, Instant::now())
+        {
+            log::warn!("Memory of a process of {tenant} does not move: {why}");
+        }
+    }
+
+    /// What the driver did for a process of it; false if the launcher broke the rules.
+    pub(super) fn objects(&self, pid: u32, changes: Vec<ObjectChange>) -> bool {
+        if changes.len() > CHANGES_MAX {
+            return false;
+        }
+        // A process that has ended is reported by its launcher.
+        let permitted = self.first().permit(self.tenant, pid, changes);
+        let changes = permitted.unwrap_or_default();
+        for host in self.hosts.iter().filter(|_| !changes.is_empty()) {
+            let changes = &changes;
+            host.report(self.tenant, ProgramEvent::Changed { pid, changes });
+        }
+        true
+    }
+
+    /// A process of it has ended.
+    pub(super) fn exited(&self, pid: u32) {
+        let known = self.first().common.registry().exited(self.tenant, pid);
+        for host in self.hosts.iter().filter(|_| known) {
+            host.report(self.tenant, ProgramEvent::Exited { pid });
+        }
+    }
+}
+
+pub(super) fn gone() -> std::io::Error {
     std::io::ErrorKind::NotFound.into()
 }

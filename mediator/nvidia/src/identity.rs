@@ -29,15 +29,21 @@ impl Identity {
 /// # Errors
 /// If the driver's files cannot be read.
 pub fn of(index: u32) -> io::Result<Option<Identity>> {
+    let mut all = all()?.into_iter();
+    Ok(all.find(|(minor, _)| *minor == index).map(|(_, own)| own))
+}
+
+/// Device file number and identity of each GPU that the driver reports.
+///
+/// # Errors
+/// If the driver's files cannot be read.
+pub fn all() -> io::Result<Vec<(u32, Identity)>> {
+    let mut all = Vec::new();
     for entry in fs::read_dir(FOLDER)? {
         let text = fs::read_to_string(entry?.path().join("information"))?;
-        if let Some((minor, identity)) = parse(&text)
-            && minor == index
-        {
-            return Ok(Some(identity));
-        }
+        all.extend(parse(&text));
     }
-    Ok(None)
+    Ok(all)
 }
 
 /// Device number and identity out of one `information` file.

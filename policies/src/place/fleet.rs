@@ -238,6 +238,14 @@ impl Fleet {
         }))
     }
 
+    /// Commits a job to this GPU, whatever is in use there and whether it is closed.
+    pub fn put(&mut self, gpu: usize, job: Job) -> Placed {
+        let on_sms = Vec::new();
+        let placed = Placed { gpu, job, on_sms };
+        self.gpus[gpu].commit(&placed);
+        placed
+    }
+
     /// Memory that no job has.
     pub fn free_bytes(&self, gpu: usize) -> u64 {
         let of = &self.gpus[gpu];

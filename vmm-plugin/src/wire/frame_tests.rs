@@ -1,7 +1,7 @@
 use super::*;
 use crate::gate::GateState;
 use crate::wire::{
-    CHANGES_MAX, Metadata, ObjectChange, ProgramObject, Region, ToDaemon, ToVmm, Userd,
+    CHANGES_MAX, Gpus, Metadata, ObjectChange, ProgramObject, Region, ToDaemon, ToVmm, Userd,
 };
 use proptest::prelude::*;
 use std::fs::File;
@@ -173,6 +173,7 @@ fn launcher_messages_fit_a_frame_and_round_trip() {
         movable: true,
         memory_min_bytes: Some(u64::MAX),
         memory_high_bytes: None,
+        gpus: Gpus::Kept(vec!["GPU-00000000-0000-0000-0000-000000000000".into(); 32]),
         metadata: full(),
     };
     let pid = u32::MAX;

@@ -24,7 +24,7 @@ pub use crate::sys::scm::{peer_pid, peer_uid};
 pub use frame::{Frame, FrameReader, FrameWriter, Read, WireError, encode, send};
 
 pub use metadata::Metadata;
-pub use protocols::{Agreed, NoCommonProtocol, PROTOCOL, Protocols};
+pub use protocols::{Agreed, GPUS_SINCE, NoCommonProtocol, PROTOCOL, Protocols};
 
 use crate::gate::GateState;
 use serde::{Deserialize, Serialize};
@@ -100,6 +100,27 @@ pub enum ObjectChange {
 #[allow(clippy::trivially_copy_pass_by_ref)]
 const fn is_not(flag: &bool) -> bool {
     !*flag
+}
+
+/// The GPUs that a program is to run on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Gpus {
+    /// One, which the daemon chooses.
+    #[default]
+    Placed,
+    /// All that take tenants.
+    All,
+    /// These: each an identity, or a place in the list of the daemon's GPUs, from 0.
+    Named(Vec<String>),
+    /// Those of an earlier admission, by identity: the program is on them.
+    Kept(Vec<String>),
+}
+
+impl Gpus {
+    fn is_placed(&self) -> bool {
+        *self == Self::Placed
+    }
 }
 
 /// From a VMM or a launcher.
@@ -190,6 +211,9 @@ pub enum ToDaemon {
         /// Bytes above which its memory is moved first; no such bound where absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         memory_high_bytes: Option<u64>,
+        /// The GPUs that it is to run on. Since [`GPUS_SINCE`].
+        #[serde(default, skip_serializing_if = "Gpus::is_placed")]
+        gpus: Gpus,
         /// As in Hello.
         #[serde(default, skip_serializing_if = "Metadata::is_empty")]
         metadata: Metadata,
@@ -229,6 +253,7 @@ impl ToDaemon {
             movable: false,
             memory_min_bytes: None,
             memory_high_bytes: None,
+            gpus: Gpus::Placed,
             metadata: Metadata::default(),
         }
     }
@@ -327,6 +352,9 @@ pub enum ToVmm {
     Admitted {
         /// Number of the tenant.
         tenant: u32,
+        /// Identities of the GPUs that the program is to use. Since [`GPUS_SINCE`].
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        gpus: Vec<String>,
     },
     /// A process is not accepted as the program's: its time is not accounted to it.
     ProcessRefused {

@@ -13,8 +13,11 @@ use std::fmt;
 /// | version | what is new |
 /// |---|---|
 /// | 2 | |
-/// | 3 | [`super::ToDaemon::Offer`], [`super::ToVmm::Chosen`], [`super::ToVmm::Waiting`] |
+/// | 3 | [`super::ToDaemon::Offer`], [`super::ToVmm::Chosen`], [`super::ToVmm::Waiting`], [`super::Gpus`] |
 pub const PROTOCOL: u32 = 3;
+
+/// First version in which a launcher names GPUs, and in which its answer has them.
+pub const GPUS_SINCE: u32 = 3;
 
 /// Last version without an offer. A daemon of it refuses an offer as no message of the protocol,
 /// and a peer of it greets at once.
@@ -189,7 +192,14 @@ mod tests {
                 refused("The host has 1 tenants, which is its limit"),
                 None,
             ),
-            (range(2, 3), ToVmm::Admitted { tenant: 1 }, None),
+            (
+                range(2, 3),
+                ToVmm::Admitted {
+                    tenant: 1,
+                    gpus: Vec::new(),
+                },
+                None,
+            ),
         ] {
             assert_eq!(spoken.agreed(&answer), agreed, "{answer:?}");
         }

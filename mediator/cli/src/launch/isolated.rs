@@ -9,6 +9,7 @@
 //! The device process ends once the launcher has closed the pipe and no program is connected. The
 //! program gets a mount namespace of its own, in which `/dev` has no NVIDIA node.
 
+use std::collections::BTreeSet;
 use std::ffi::{CString, OsString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -24,6 +25,7 @@ use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{getgid, getuid};
 use tempfile::TempDir;
+use turnstile_nvidia::identity::{self, Identity};
 use turnstile_nvidia::version;
 use turnstile_nvidia_guest::check::Limits;
 use turnstile_nvidia_guest::device::{Driver, Nvidia, Options, StandIn, serve, serve_machine};
@@ -47,11 +49,26 @@ pub(crate) struct Isolation {
     pub(crate) library: Option<PathBuf>,
     /// GPU memory that the program may have; all if absent.
     pub(crate) gpu_bytes: Option<u64>,
+    /// Nodes of the GPUs that it may use, by number; all if empty.
+    pub(crate) nodes: BTreeSet<u8>,
     /// The driver is the stand-in, for tests without a GPU.
     pub(crate) stand_in: bool,
 }
 
 impl Isolation {
+    /// The same on these GPUs alone, by their identities. Identities of no NVIDIA GPU do not
+    /// count.
+    pub(super) fn on(&self, gpus: &[String]) -> Self {
+        let all = identity::all().unwrap_or_default();
+        let named = |(_, identity): &(u32, Identity)| gpus.contains(&identity.uuid);
+        let nodes = all.iter().filter(|one| named(one));
+        let nodes = nodes.filter_map(|(node, _)| u8::try_from(*node).ok());
+        Self {
+            nodes: nodes.collect(),
+            ..self.clone()
+        }
+    }
+
     /// Checks that the driver's release has a table.
     pub(super) fn check(&self) -> Result<(), LaunchError> {
         if !self.stand_in {
@@ -75,6 +92,9 @@ pub(super) fn device_command(
     }
     if let Some(bytes) = isolation.gpu_bytes {
         command.arg("--gpu-memory").arg(bytes.to_string());
+    }
+    for node in &isolation.nodes {
+        command.arg("--node").arg(node.to_string());
     }
     if isolation.stand_in {
         command.arg("--stand-in");
@@ -166,7 +186,12 @@ pub(crate) fn device(
     let (driver, version): (Arc<dyn Driver>, String) = if isolation.stand_in {
         (Arc::new(StandIn::new()?), STAND_IN_VERSION.to_owned())
     } else {
-        (Arc::new(Nvidia::new()), version::loaded()?)
+        let nodes = &isolation.nodes;
+        let driver = match nodes.is_empty() {
+            true => Nvidia::default(),
+            false => Nvidia::with_gpus(nodes.clone()),
+        };
+        (Arc::new(driver), version::loaded()?)
     };
     let limits = Limits {
         gpu_bytes: isolation.gpu_bytes,

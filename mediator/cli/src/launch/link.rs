@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use turnstile_vmm::wire::{
-    Agreed, FrameReader, FrameWriter, Protocols, Read, ToDaemon, ToVmm, WireError,
+    Agreed, FrameReader, FrameWriter, GPUS_SINCE, Gpus, Protocols, Read, ToDaemon, ToVmm, WireError,
 };
 
 use super::LaunchError;
@@ -59,8 +59,11 @@ pub(super) enum Turn {
 pub(super) struct Link {
     socket: PathBuf,
     greeting: ToDaemon,
-    /// The daemon knows no offer: it is greeted at once at the next try, and at that one alone.
-    without_offer: bool,
+    /// Identities of the GPUs that the program is on; empty where the daemon did not report them.
+    gpus: Vec<String>,
+    /// The daemon knows no offer: it is greeted in this version at once at the next try, and at
+    /// that one alone.
+    without_offer: Option<u32>,
     state: State,
     backoff: Duration,
     /// The last refusal that was printed; the same one is not printed again.
@@ -88,28 +91,58 @@ impl Link {
         let mut connection = connect()?;
         connection.send(&ToDaemon::Offer(Protocols::SPOKEN))?;
         let answer = connection.answer()?;
-        match Protocols::SPOKEN.agreed(&answer) {
-            Some(Agreed::Here(protocol)) => greeting.set_protocol(protocol),
+        let protocol = match Protocols::SPOKEN.agreed(&answer) {
+            Some(Agreed::Here(protocol)) => protocol,
             Some(Agreed::Anew(protocol)) => {
-                greeting.set_protocol(protocol);
                 connection = connect()?;
+                protocol
             }
             None => return Err(refusal(answer)),
+        };
+        greeting.set_protocol(protocol);
+        if protocol < GPUS_SINCE && gpus_of(&mut greeting).is_some_and(|gpus| *gpus != Gpus::Placed)
+        {
+            return Err(LaunchError::OneGpu);
         }
         connection.send(&greeting)?;
-        match connection.answer()? {
-            ToVmm::Admitted { .. } => {}
+        let gpus = match connection.answer()? {
+            ToVmm::Admitted { gpus, .. } => gpus,
             other => return Err(refusal(other)),
-        }
+        };
         connection.stream.set_nonblocking(true).map_err(failed)?;
+        // A later daemon has to take the program where it runs. One that reports no GPU has one.
+        if let Some(named) = gpus_of(&mut greeting) {
+            let kept = if gpus.is_empty() {
+                vec!["0".to_owned()]
+            } else {
+                gpus.clone()
+            };
+            *named = Gpus::Kept(kept);
+        }
         Ok(Self {
             socket,
             greeting,
-            without_offer: false,
+            gpus,
+            without_offer: None,
             state: State::Up(connection),
             backoff: BACKOFF.0,
             reported_refusal: None,
         })
+    }
+
+    /// Identities of the GPUs that the program is to use; empty where that is not known.
+    pub(super) fn gpus(&self) -> &[String] {
+        &self.gpus
+    }
+
+    /// The greeting in the version that was agreed. A daemon before [`GPUS_SINCE`] gets no GPUs.
+    fn greeting_in(&self, protocol: u32) -> ToDaemon {
+        let mut greeting = self.greeting.clone();
+        greeting.set_protocol(protocol);
+        if let Some(gpus) = gpus_of(&mut greeting).filter(|_| protocol < GPUS_SINCE) {
+            *gpus = Gpus::Placed;
+        }
+        greeting
     }
 
     /// What to wait for.
@@ -194,20 +227,18 @@ impl Link {
     /// Connects, and sends what is to be sent first.
     fn connect(&mut self, now: Instant) {
         let until = now + ANSWER;
-        let without_offer = std::mem::take(&mut self.without_offer);
-        let offer = ToDaemon::Offer(Protocols::SPOKEN);
-        let first = if without_offer {
-            &self.greeting
-        } else {
-            &offer
-        };
+        let without_offer = self.without_offer.take();
+        let offer = || ToDaemon::Offer(Protocols::SPOKEN);
+        let first = without_offer.map_or_else(offer, |protocol| self.greeting_in(protocol));
         let connected = open(&self.socket).and_then(|stream| {
             let mut connection = Connection::new(stream);
-            let sent = connection.send(first).map_err(io::Error::other);
+            let sent = connection.send(&first).map_err(io::Error::other);
             sent.map(|()| connection)
         });
         match connected {
-            Ok(connection) if without_offer => self.state = State::Greeted(connection, until),
+            Ok(connection) if without_offer.is_some() => {
+                self.state = State::Greeted(connection, until)
+            }
             Ok(connection) => self.state = State::Offered(connection, until),
             Err(_) => self.wait(now),
         }
@@ -217,17 +248,11 @@ impl Link {
     /// connection: it is greeted at the next try, which is due.
     fn agreed(&mut self, agreed: Agreed, mut connection: Connection, until: Instant) {
         match agreed {
-            Agreed::Here(protocol) => {
-                self.greeting.set_protocol(protocol);
-                match connection.send(&self.greeting) {
-                    Ok(()) => self.state = State::Greeted(connection, until),
-                    Err(_) => self.wait(Instant::now()),
-                }
-            }
-            Agreed::Anew(protocol) => {
-                self.greeting.set_protocol(protocol);
-                self.without_offer = true;
-            }
+            Agreed::Here(protocol) => match connection.send(&self.greeting_in(protocol)) {
+                Ok(()) => self.state = State::Greeted(connection, until),
+                Err(_) => self.wait(Instant::now()),
+            },
+            Agreed::Anew(protocol) => self.without_offer = Some(protocol),
         }
     }
 
@@ -330,6 +355,14 @@ impl Connection {
 
     fn flush(&mut self) -> Result<(), WireError> {
         self.writer.flush(&self.stream).map(|_| ())
+    }
+}
+
+/// The GPUs that a greeting names.
+const fn gpus_of(greeting: &mut ToDaemon) -> Option<&mut Gpus> {
+    match greeting {
+        ToDaemon::Program { gpus, .. } => Some(gpus),
+        _ => None,
     }
 }
 

@@ -25,15 +25,23 @@ fn answers(connection: &mut Connection, message: &ToVmm) -> ToDaemon {
     frame.message
 }
 
-/// A daemon that takes one program in; its end of the connection.
-fn admits(listener: &UnixListener) -> Connection {
+const GPU: &str = "GPU-1";
+
+/// A daemon that takes one program in on a GPU; its end of the connection, and the GPUs that were
+/// named.
+fn admits(listener: &UnixListener) -> (Connection, Gpus) {
     let mut connection = accepts(listener);
     let chosen = ToVmm::Chosen { protocol: PROTOCOL };
     let offer = answers(&mut connection, &chosen);
     assert_eq!(offer, ToDaemon::Offer(Protocols::SPOKEN));
-    let greeting = answers(&mut connection, &ToVmm::Admitted { tenant: 1 });
+    let admitted = ToVmm::Admitted {
+        tenant: 1,
+        gpus: vec![GPU.into()],
+    };
+    let mut greeting = answers(&mut connection, &admitted);
     assert_eq!(greeting.protocol(), Some(PROTOCOL));
-    connection
+    let gpus = gpus_of(&mut greeting).unwrap().clone();
+    (connection, gpus)
 }
 
 /// The same of protocol 2, which has no offers.
@@ -41,8 +49,13 @@ fn admits_without_offer(listener: &UnixListener) -> Connection {
     let text = "Frame is not a message of the protocol: unknown variant `offer`".into();
     answers(&mut accepts(listener), &ToVmm::Refused { text });
     let mut connection = accepts(listener);
-    let greeting = answers(&mut connection, &ToVmm::Admitted { tenant: 1 });
+    let admitted = ToVmm::Admitted {
+        tenant: 1,
+        gpus: Vec::new(),
+    };
+    let mut greeting = answers(&mut connection, &admitted);
     assert_eq!(greeting.protocol(), Some(2));
+    assert_eq!(gpus_of(&mut greeting), Some(&mut Gpus::Placed));
     connection
 }
 
@@ -74,7 +87,22 @@ fn daemon_of_the_version_before_admits_the_program_and_admits_it_again() {
     let listener = UnixListener::bind(&socket).unwrap();
     let upgraded = thread::spawn(move || admits(&listener));
     until("up", &mut link, Link::is_up);
-    upgraded.join().unwrap();
+    let (_, gpus) = upgraded.join().unwrap();
+    assert_eq!(gpus, Gpus::Kept(vec!["0".into()]), "that daemon had one");
+}
+
+#[test]
+fn daemon_of_the_version_before_shares_one_gpu() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("d.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let mut greeting = ToDaemon::program("train");
+    *gpus_of(&mut greeting).unwrap() = Gpus::All;
+    let opening = thread::spawn(move || Link::open(socket, greeting));
+    let text = "Frame is not a message of the protocol: unknown variant `offer`".into();
+    answers(&mut accepts(&listener), &ToVmm::Refused { text });
+    let refused = opening.join().unwrap().unwrap_err();
+    assert!(matches!(refused, LaunchError::OneGpu), "{refused}");
 }
 
 /// A link to a daemon that has ended.
@@ -82,9 +110,11 @@ fn widowed(socket: &Path) -> Link {
     let listener = UnixListener::bind(socket).unwrap();
     let path = socket.to_owned();
     let opening = thread::spawn(move || Link::open(path, ToDaemon::program("train")).unwrap());
-    let daemon = admits(&listener);
+    let (daemon, gpus) = admits(&listener);
+    assert_eq!(gpus, Gpus::Placed);
     let mut link = opening.join().unwrap();
     assert!(link.is_up());
+    assert_eq!(link.gpus(), [GPU]);
     drop((daemon, listener));
     std::fs::remove_file(socket).unwrap();
     until("down", &mut link, |link| {
@@ -136,7 +166,8 @@ fn restarted_daemon_is_connected_before_the_backoff_expires() {
     let daemon = thread::spawn(move || admits(&listener));
     until("up", &mut link, Link::is_up);
     assert_eq!(link.backoff, BACKOFF.0);
-    daemon.join().unwrap();
+    let (_, gpus) = daemon.join().unwrap();
+    assert_eq!(gpus, Gpus::Kept(vec![GPU.into()]), "the program runs there");
 }
 
 #[test]

@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 pub(crate) use keeper::serve as keep;
-use turnstile_vmm::wire::{Metadata, PROTOCOL, ToDaemon, WireError};
+use turnstile_vmm::wire::{Gpus, Metadata, PROTOCOL, ToDaemon, WireError};
 
 use door::Door;
 use isolated::{Device, Isolation};
@@ -57,13 +57,15 @@ pub(crate) enum Report {
         /// Weight; the daemon's default if absent.
         weight: Option<u32>,
         /// Instance id, project and labels.
-        metadata: Metadata,
+        metadata: Box<Metadata>,
         /// GPU memory that it may have, as far as that can move; no limit of its own if absent.
         memory_max_bytes: Option<u64>,
         /// Bytes of it that are never taken from the program.
         memory_min_bytes: Option<u64>,
         /// Bytes above which its memory is taken first.
         memory_high_bytes: Option<u64>,
+        /// The GPUs that it is to run on.
+        gpus: Gpus,
     },
     /// To a file, in the preloaded library's lines.
     File(File),
@@ -102,6 +104,9 @@ pub(crate) enum LaunchError {
     /// It refused.
     #[error("The daemon did not take the program: {0}")]
     Refused(String),
+    /// The daemon is of a build that shares one GPU.
+    #[error("The daemon is older than this command and shares one GPU; leave --gpu out")]
+    OneGpu,
     /// No answer, or one that is not valid.
     #[error("The daemon did not answer; it may be older than this command, and its log has more")]
     Silent,
@@ -169,16 +174,25 @@ pub(crate) fn run(launch: Launch) -> Result<i32, LaunchError> {
     let (program, arguments) = launch.command.split_first().ok_or(LaunchError::NoCommand)?;
     let own = || default_name(program.as_ref(), std::process::id());
     let (link, file) = greet(launch.report, launch.movable, own)?;
+    let gpus = link.as_ref().map_or(&[][..], Link::gpus);
+    let visible = visible_devices(gpus);
+    let show = |command: &mut Command| {
+        if let Some(visible) = &visible {
+            command.env(VISIBLE_DEVICES, visible);
+        }
+    };
+    let isolation = launch.isolated.as_ref().map(|isolation| isolation.on(gpus));
     let signals = above_all()?;
     let door = launch.movable.then(|| match launch.isolated {
         Some(_) => Door::for_device(),
         None => Door::open(launch.library.as_deref()),
     });
     let door = door.transpose()?;
-    if let Some(isolation) = &launch.isolated {
+    if let Some(isolation) = &isolation {
         let lines = learner::Lines::open()?;
         let device = Device::start(isolation, &lines.path(), door.as_ref())?;
         let mut command = device.command(program, arguments)?;
+        show(&mut command);
         signals.give_back_in(&mut command);
         let started = lines.spawn(command)?;
         return Supervisor::new(started, signals, link, file, door, Some(device)).run();
@@ -186,6 +200,7 @@ pub(crate) fn run(launch: Launch) -> Result<i32, LaunchError> {
     let started = learner::start(launch.learn, launch.library.as_deref(), || {
         let mut command = Command::new(program);
         command.args(arguments);
+        show(&mut command);
         signals.give_back_in(&mut command);
         if let Some(door) = &door {
             door.show(&mut command);
@@ -193,6 +208,18 @@ pub(crate) fn run(launch: Launch) -> Result<i32, LaunchError> {
         command
     })?;
     Supervisor::new(started, signals, link, file, door, None).run()
+}
+
+/// The vendor's variable with the GPUs that a program finds. SOURCE: CUDA programming guide,
+/// "CUDA Environment Variables".
+const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
+/// Begin of an identity that the variable takes.
+const UUID_PREFIX: &str = "GPU-";
+
+/// Value of [`VISIBLE_DEVICES`] for a program on these GPUs; none unless all are NVIDIA's.
+fn visible_devices(gpus: &[String]) -> Option<String> {
+    let are_uuids = gpus.iter().all(|gpu| gpu.starts_with(UUID_PREFIX));
+    (are_uuids && !gpus.is_empty()).then(|| gpus.join(","))
 }
 
 /// Greets the daemon, or takes the file, to which objects are reported.
@@ -210,6 +237,7 @@ fn greet(
             memory_max_bytes,
             memory_min_bytes,
             memory_high_bytes,
+            gpus,
         } => {
             let greeting = ToDaemon::Program {
                 protocol: PROTOCOL,
@@ -219,7 +247,8 @@ fn greet(
                 movable,
                 memory_min_bytes,
                 memory_high_bytes,
-                metadata,
+                gpus,
+                metadata: *metadata,
             };
             (Some(Link::open(socket, greeting)?), None)
         }
@@ -251,10 +280,11 @@ pub(crate) fn serve_vm(
     free(vm)?;
     let own = || default_name(vm, std::process::id());
     let (link, file) = greet(report, movable, own)?;
+    let isolation = isolation.on(link.as_ref().map_or(&[][..], Link::gpus));
     let signals = above_all()?;
     let lines = learner::Lines::open()?;
     let door = movable.then(Door::for_device).transpose()?;
-    let mut command = isolated::device_command(isolation, &lines.path(), door.as_ref())
+    let mut command = isolated::device_command(&isolation, &lines.path(), door.as_ref())
         .map_err(LaunchError::Host)?;
     command.arg("--vm").arg(vm);
     signals.give_back_in(&mut command);
@@ -295,6 +325,18 @@ mod tests {
         assert_eq!(name("a b/train me!.py"), "trainme.py-77");
         assert_eq!(name("/"), "-77");
         assert!(default_name(Path::new(&"x".repeat(500)), u32::MAX).len() <= 64);
+    }
+
+    #[test]
+    fn a_program_finds_the_gpus_that_it_is_a_tenant_of() {
+        let visible = |gpus: &[&str]| {
+            let gpus: Vec<String> = gpus.iter().map(|gpu| (*gpu).to_owned()).collect();
+            visible_devices(&gpus)
+        };
+        assert_eq!(visible(&["GPU-1"]).as_deref(), Some("GPU-1"));
+        assert_eq!(visible(&["GPU-2", "GPU-1"]).as_deref(), Some("GPU-2,GPU-1"));
+        assert_eq!(visible(&["software-0"]), None);
+        assert_eq!(visible(&[]), None);
     }
 
     #[test]

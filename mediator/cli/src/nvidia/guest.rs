@@ -17,6 +17,9 @@ pub(crate) struct DeviceArgs {
     /// GPU memory that the programs may have, in bytes
     #[arg(long)]
     gpu_memory: Option<u64>,
+    /// Node of a GPU that the programs may use, by number; all if absent
+    #[arg(long = "node", value_name = "NUMBER")]
+    nodes: Vec<u8>,
     /// Serves a VM on this socket, until its VMM closes it
     #[arg(long, value_name = "SOCKET")]
     vm: Option<PathBuf>,
@@ -41,6 +44,7 @@ pub(crate) fn device(args: &DeviceArgs) -> anyhow::Result<()> {
     let isolation = Isolation {
         library: None,
         gpu_bytes: args.gpu_memory,
+        nodes: args.nodes.iter().copied().collect(),
         stand_in: args.stand_in,
     };
     isolated::device(

@@ -1,6 +1,7 @@
 //! `turnstile run` against real daemons over a GPU that records its calls. The programs make the
 //! driver calls of a CUDA program, on a file that refuses them.
 
+mod cards;
 mod gpu;
 #[path = "../common/library.rs"]
 mod library;

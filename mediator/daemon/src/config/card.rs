@@ -55,11 +55,6 @@ impl Config {
                 found.push(format!("the {kind} GPU {own} is named twice"));
             }
         }
-        let is_nvidia = |config: &&Self| config.gpu.kind == GpuKind::Nvidia;
-        if cards.iter().filter(is_nvidia).count() > 1 {
-            let text = "a daemon shares one NVIDIA GPU; start one daemon for each";
-            found.push(text.to_owned());
-        }
         found
     }
 }

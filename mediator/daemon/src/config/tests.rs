@@ -321,3 +321,21 @@ fn names_of_orchestrators_are_taken() {
     ));
     assert!(vms.contains("more than 107 bytes"), "{vms}");
 }
+
+#[test]
+fn several_nvidia_gpus_are_cards_of_one_daemon() {
+    let card = "[[card]]\nkind = \"nvidia\"\n";
+    let config = from(&format!("{card}{card}{card}index = 5\n"))
+        .unwrap()
+        .config;
+    let cards = config.cards();
+    let of = |card: &Config| (card.gpu.kind, card.gpu.index, card.policy().to_owned());
+    let nvidia = |index| (GpuKind::Nvidia, index, "owed".to_owned());
+    let found: Vec<_> = cards.iter().map(of).collect();
+    assert_eq!(found, [nvidia(0), nvidia(1), nvidia(5)]);
+    let mixed = from(&format!("{card}[[card]]\nkind = \"soft\"\n")).unwrap();
+    let policies: Vec<_> = mixed.config.cards().iter().map(of).collect();
+    assert_eq!(policies[1].2, "dfq");
+    let twice = refusal(&format!("{card}{card}index = 0\n"));
+    assert!(twice.contains("the NVIDIA GPU 0 is named twice"), "{twice}");
+}

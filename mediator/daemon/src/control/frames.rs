@@ -17,9 +17,9 @@ use super::session::{Role, SessionError};
 use super::{Control, Source, data_of};
 use crate::error::{HostError, chain};
 use crate::fleet::{Admission, Greeting, Waiter};
+use crate::host::Host;
 use crate::host::dma::Change;
 use crate::host::mailbox::Letter;
-use crate::host::{Host, refuse};
 use crate::kicks::Kick;
 use crate::limits::{Held, Resource};
 use turnstile_host::process;
@@ -84,22 +84,10 @@ impl Control {
                 self.start(number, Greeting { hello, fds }, ops)
             }
             (program @ ToDaemon::Program { .. }, None) if session.door.is_none() => {
-                if let ToDaemon::Program { name, .. } = &program
-                    && self.fleet.is_declared(name)
-                {
-                    let error = HostError::Declared { name: name.clone() };
-                    refuse(&error, &session.stream);
-                    return Err(SessionError::Refused(chain(&error)));
-                }
-                let stream = session.stream.try_clone().map_err(WireError::Socket)?;
-                // A program chooses its device itself, and that is the first one.
-                let host = self.fleet.first().clone();
-                let tenant = host
-                    .admit_program(program, stream, session.uid)
-                    .map_err(|error| SessionError::Refused(chain(&error)))?;
+                let admitted = (self.fleet).admit_program(program, &session.stream, session.uid);
+                let program = admitted.map_err(|error| SessionError::Refused(chain(&error)))?;
                 session.role = Some(Role::Program {
-                    host,
-                    tenant,
+                    program,
                     processes: BTreeMap::new(),
                 });
                 Ok(())
@@ -113,23 +101,16 @@ impl Control {
                 session.own(number, pidfd, ops).map_err(WireError::Socket)?;
                 Ok(())
             }
-            (
-                ToDaemon::Process { pid },
-                Some(Role::Program {
-                    host,
-                    tenant,
-                    processes,
-                }),
-            ) => {
+            (ToDaemon::Process { pid }, Some(Role::Program { program, processes })) => {
                 let [pidfd] = fds.try_into().map_err(|fds: Vec<_>| WireError::WrongFds {
                     got: fds.len(),
                     expected: 1,
                 })?;
                 // One of that name that is known is a later one.
                 if let Some(before) = processes.remove(&pid) {
-                    host.program_exited(*tenant, before);
+                    program.exited(before);
                 }
-                if let Some(known) = host.program_process(*tenant, pid, &pidfd) {
+                if let Some(known) = program.process(pid, &pidfd) {
                     // Two names for one process would make a list without end.
                     if processes.values().any(|other| *other == known) {
                         return Err(SessionError::OutOfOrder);
@@ -138,37 +119,23 @@ impl Control {
                 }
                 Ok(())
             }
-            (
-                ToDaemon::Objects { pid, changes },
-                Some(Role::Program {
-                    host,
-                    tenant,
-                    processes,
-                }),
-            ) => {
+            (ToDaemon::Objects { pid, changes }, Some(Role::Program { program, processes })) => {
                 let taken = processes
                     .get(&pid)
-                    .is_none_or(|known| host.program_objects(*tenant, *known, changes));
+                    .is_none_or(|known| program.objects(*known, changes));
                 taken.then_some(()).ok_or(SessionError::TooManyChanges)
             }
-            (ToDaemon::Memory {}, Some(Role::Program { host, tenant, .. })) => {
+            (ToDaemon::Memory {}, Some(Role::Program { program, .. })) => {
                 let [connection] = fds.try_into().map_err(|fds: Vec<_>| WireError::WrongFds {
                     got: fds.len(),
                     expected: 1,
                 })?;
-                host.program_memory(*tenant, connection);
+                program.memory(connection);
                 Ok(())
             }
-            (
-                ToDaemon::Exited { pid },
-                Some(Role::Program {
-                    host,
-                    tenant,
-                    processes,
-                }),
-            ) => {
+            (ToDaemon::Exited { pid }, Some(Role::Program { program, processes })) => {
                 if let Some(known) = processes.remove(&pid) {
-                    host.program_exited(*tenant, known);
+                    program.exited(known);
                 }
                 Ok(())
             }
@@ -275,7 +242,7 @@ impl Control {
             }
         };
         let Some(session) = self.sessions.get_mut(&number) else {
-            self.fleet.leave(&taken.host, taken.tenant);
+            self.fleet.leave(&[taken.host], taken.tenant);
             return;
         };
         let data = data_of(number, Source::Socket);

@@ -17,6 +17,7 @@ use crate::fleet::Greeting;
 use crate::host::{Host, refuse};
 use crate::kicks::Kick;
 use crate::limits::{Held, Holder, LimitError};
+use crate::programs::Program;
 
 /// One connection.
 pub(super) struct Session {
@@ -52,26 +53,27 @@ pub(super) enum Role {
         kick: Kick,
     },
     Program {
-        host: Arc<Host>,
-        tenant: TenantId,
+        program: Program,
         /// Process id in the launcher's namespace -> on this host.
         processes: BTreeMap<u32, u32>,
     },
 }
 
 impl Role {
-    /// The GPU that the tenant is on.
-    pub(super) fn host(&self) -> Option<&Host> {
+    /// The GPUs that the tenant is on.
+    pub(super) fn hosts(&self) -> &[Arc<Host>] {
         match self {
-            Self::Starting | Self::Waiting(_) => None,
-            Self::Vm { host, .. } | Self::Program { host, .. } => Some(host),
+            Self::Starting | Self::Waiting(_) => &[],
+            Self::Vm { host, .. } => std::slice::from_ref(host),
+            Self::Program { program, .. } => program.hosts(),
         }
     }
 
     pub(super) const fn tenant(&self) -> Option<TenantId> {
         match self {
             Self::Starting | Self::Waiting(_) => None,
-            Self::Vm { tenant, .. } | Self::Program { tenant, .. } => Some(*tenant),
+            Self::Vm { tenant, .. } => Some(*tenant),
+            Self::Program { program, .. } => Some(program.tenant()),
         }
     }
 }

@@ -116,7 +116,7 @@ impl Fleet {
         }
     }
 
-    fn place_of(&self, gpu: &str) -> Option<usize> {
+    pub(super) fn place_of(&self, gpu: &str) -> Option<usize> {
         let mut members = self.members.iter();
         members.position(|member| member.identity.gpu == gpu)
     }

@@ -323,7 +323,7 @@ impl Host {
             kind: match entry.kind {
                 Kind::Vm(_) => TenantKind::Vm,
                 Kind::Program(_) => TenantKind::Program {
-                    processes: state.registry.count(tenant),
+                    processes: self.common.registry().count(tenant),
                 },
             },
         }

@@ -1,5 +1,6 @@
 //! The driver of the host: its nodes, and its calls.
 
+use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -57,35 +58,45 @@ pub trait Driver: Debug + Send + Sync {
 const GPUS_MAX: u8 = 32;
 
 /// NVIDIA's.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Nvidia {
+    /// Nodes of GPUs that there are, by number; all of the host's if none is given.
+    nodes: Option<BTreeSet<u8>>,
     /// Files that keep the windows' client alive.
     own: std::sync::Mutex<Vec<OwnedFd>>,
 }
 
 impl Nvidia {
-    /// The driver of this host.
-    pub const fn new() -> Self {
+    /// The driver of this host with these GPUs alone, by the numbers of their nodes. As in a
+    /// container without the other nodes, the vendor's library finds no other GPU.
+    pub fn with_gpus(nodes: BTreeSet<u8>) -> Self {
         Self {
-            own: std::sync::Mutex::new(Vec::new()),
+            nodes: Some(nodes),
+            ..Self::default()
         }
     }
-}
 
-impl Default for Nvidia {
-    fn default() -> Self {
-        Self::new()
+    /// Refuses the node of a GPU that is not among these.
+    fn find(&self, node: Node) -> io::Result<()> {
+        match (&self.nodes, node) {
+            (Some(nodes), Node::Gpu(gpu)) if !nodes.contains(&gpu) => {
+                Err(io::Error::from_raw_os_error(libc::ENOENT))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
 impl Driver for Nvidia {
     fn open(&self, node: Node) -> io::Result<OwnedFd> {
+        self.find(node)?;
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         // The filter of system calls has this one.
         Ok(openat(CWD, node.path(), flags, Mode::empty())?)
     }
 
     fn device_number(&self, node: Node) -> io::Result<u64> {
+        self.find(node)?;
         Ok(rustix::fs::stat(node.path())?.st_rdev)
     }
 
@@ -217,4 +228,19 @@ pub(super) fn with_params(top: Vec<u8>, params: Vec<u8>) -> Parts {
         child,
     });
     parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_of_another_tenant_has_no_node() {
+        let driver = Nvidia::with_gpus(BTreeSet::from([1]));
+        let missing = |error: io::Error| error.raw_os_error() == Some(libc::ENOENT);
+        assert!(driver.open(Node::Gpu(0)).is_err_and(missing));
+        assert!(driver.device_number(Node::Gpu(0)).is_err_and(missing));
+        assert!(driver.find(Node::Gpu(1)).is_ok() && driver.find(Node::Control).is_ok());
+        assert!(Nvidia::default().find(Node::Gpu(0)).is_ok());
+    }
 }
