@@ -9,7 +9,7 @@
 
 mod declared;
 mod drains;
-mod programs;
+pub(crate) mod programs;
 mod queue;
 mod settings;
 

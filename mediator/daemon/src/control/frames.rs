@@ -16,7 +16,7 @@ use vmm_sys_util::epoll::EventSet;
 use super::session::{Role, SessionError};
 use super::{Control, Source, data_of};
 use crate::error::{HostError, chain};
-use crate::fleet::{Admission, Greeting, Waiter};
+use crate::fleet::{Admission, Greeting, Waiter, programs};
 use crate::host::Host;
 use crate::host::dma::Change;
 use crate::host::mailbox::Letter;
@@ -84,7 +84,7 @@ impl Control {
                 self.start(number, Greeting { hello, fds }, ops)
             }
             (program @ ToDaemon::Program { .. }, None) if session.door.is_none() => {
-                let admitted = (self.fleet).admit_program(program, &session.stream, session.uid);
+                let admitted = programs::admit(&self.fleet, program, &session.stream, session.uid);
                 let program = admitted.map_err(|error| SessionError::Refused(chain(&error)))?;
                 session.role = Some(Role::Program {
                     program,

@@ -18,196 +18,193 @@ use turnstile_host::process::Identity;
 /// Characters of a GPU's name in a refusal.
 const NAME_CHARACTERS_MAX: usize = 64;
 
-impl Fleet {
-    /// Takes a program in: the tenant is what descends from the process at the other end, a process
-    /// of `uid`.
-    pub(crate) fn admit_program(
-        &self,
-        program: ToDaemon,
-        stream: &UnixStream,
-        uid: u32,
-    ) -> Result<Program, HostError> {
-        let taken = self.take_program(program, stream, uid);
-        if let Err(error) = &taken {
-            refuse(error, stream);
-        }
-        taken
+/// Takes a program in: the tenant is what descends from the process at the other end, a process
+/// of `uid`.
+pub(crate) fn admit(
+    fleet: &Fleet,
+    program: ToDaemon,
+    stream: &UnixStream,
+    uid: u32,
+) -> Result<Program, HostError> {
+    let taken = take(fleet, program, stream, uid);
+    if let Err(error) = &taken {
+        refuse(error, stream);
     }
+    taken
+}
 
-    fn take_program(
-        &self,
-        program: ToDaemon,
-        stream: &UnixStream,
-        uid: u32,
-    ) -> Result<Program, HostError> {
-        let ToDaemon::Program {
-            protocol,
-            name,
-            weight,
-            memory_max_bytes,
-            movable,
-            memory_min_bytes,
-            memory_high_bytes,
-            gpus,
-            metadata,
-        } = program
-        else {
-            return Err(HostError::NoHello);
-        };
-        if self.is_declared(&name) {
-            return Err(HostError::Declared { name });
-        }
-        let first = self.first();
-        let weight = first.permitted(protocol, &name, weight)?;
-        let metadata = checked(metadata)?;
-        let pid = peer_pid(stream).map_err(HostError::Peer)?;
-        let root = Identity::of(pid).ok_or_else(|| HostError::Peer(gone()))?;
-        if let Some(name) = self.hosts().find_map(|host| host.program_around(pid)) {
-            return Err(HostError::Nested { name });
-        }
-        let claimed = Claimed {
-            name,
-            weight,
-            memory_max_bytes,
-            movable,
-            memory_min_bytes,
-            memory_high_bytes,
-            metadata,
-            root,
-            uid,
-        };
-        // A launcher that names no GPUs leaves them to its program, which takes the first.
-        let gpus = match protocol < GPUS_SINCE {
-            true => Gpus::Kept(vec![self.members[0].identity.gpu.clone()]),
-            false => gpus,
-        };
-        let seats = self.seat_program(&claimed, &gpus)?;
-        let members = || seats.iter().map(|seat| &self.members[seat.gpu]);
-        let tenant = first.number();
-        let entering = members().map(|member| {
-            let stream = stream.try_clone().map_err(HostError::Host)?;
-            Ok((member.host.prepare_program(&claimed, tenant)?, stream))
-        });
-        let entering: Vec<(Entering<'_>, UnixStream)> =
-            entering.collect::<Result<_, HostError>>()?;
-        let named = (protocol >= GPUS_SINCE).then(|| members().map(|one| one.identity.gpu.clone()));
-        let admitted = ToVmm::Admitted {
-            tenant: tenant.0,
-            gpus: named.into_iter().flatten().collect(),
-        };
-        let mut writer = FrameWriter::new();
-        writer.push(&admitted, Vec::new())?;
-        writer.flush(stream)?;
-        for (entering, stream) in entering {
-            entering.enter(&claimed, stream);
-        }
-        let hosts: Vec<_> = members().map(|member| member.host.clone()).collect();
-        for seat in seats {
-            let gpu = &self.members[seat.gpu].identity.gpu;
-            if !seat.taken(tenant) {
-                // It was removed meanwhile.
-                self.leave(&hosts, tenant);
-                return Err(PlacementError::Closed { gpu: gpu.clone() }.into());
-            }
-        }
-        Ok(Program::new(hosts, tenant))
+fn take(
+    fleet: &Fleet,
+    program: ToDaemon,
+    stream: &UnixStream,
+    uid: u32,
+) -> Result<Program, HostError> {
+    let ToDaemon::Program {
+        protocol,
+        name,
+        weight,
+        memory_max_bytes,
+        movable,
+        memory_min_bytes,
+        memory_high_bytes,
+        gpus,
+        metadata,
+    } = program
+    else {
+        return Err(HostError::NoHello);
+    };
+    if fleet.is_declared(&name) {
+        return Err(HostError::Declared { name });
     }
+    let first = fleet.first();
+    let weight = first.permitted(protocol, &name, weight)?;
+    let metadata = checked(metadata)?;
+    let pid = peer_pid(stream).map_err(HostError::Peer)?;
+    let root = Identity::of(pid).ok_or_else(|| HostError::Peer(gone()))?;
+    if let Some(name) = fleet.hosts().find_map(|host| host.program_around(pid)) {
+        return Err(HostError::Nested { name });
+    }
+    let claimed = Claimed {
+        name,
+        weight,
+        memory_max_bytes,
+        movable,
+        memory_min_bytes,
+        memory_high_bytes,
+        metadata,
+        root,
+        uid,
+    };
+    // A launcher that names no GPUs leaves them to its program, which takes the first.
+    let gpus = match protocol < GPUS_SINCE {
+        true => Gpus::Kept(vec![fleet.members[0].identity.gpu.clone()]),
+        false => gpus,
+    };
+    let seats = seats(fleet, &claimed, &gpus)?;
+    let members = || seats.iter().map(|seat| &fleet.members[seat.gpu]);
+    let tenant = first.number();
+    let entering = members().map(|member| {
+        let stream = stream.try_clone().map_err(HostError::Host)?;
+        Ok((member.host.prepare_program(&claimed, tenant)?, stream))
+    });
+    let entering: Vec<(Entering<'_>, UnixStream)> = entering.collect::<Result<_, HostError>>()?;
+    let named = (protocol >= GPUS_SINCE).then(|| members().map(|one| one.identity.gpu.clone()));
+    let admitted = ToVmm::Admitted {
+        tenant: tenant.0,
+        gpus: named.into_iter().flatten().collect(),
+    };
+    let mut writer = FrameWriter::new();
+    writer.push(&admitted, Vec::new())?;
+    writer.flush(stream)?;
+    for (entering, stream) in entering {
+        entering.enter(&claimed, stream);
+    }
+    let hosts: Vec<_> = members().map(|member| member.host.clone()).collect();
+    for seat in seats {
+        let gpu = &fleet.members[seat.gpu].identity.gpu;
+        if !seat.taken(tenant) {
+            // It was removed meanwhile.
+            fleet.leave(&hosts, tenant);
+            return Err(PlacementError::Closed { gpu: gpu.clone() }.into());
+        }
+    }
+    Ok(Program::new(hosts, tenant))
+}
 
-    /// Places of a program, at least one.
-    fn seat_program(&self, claimed: &Claimed, gpus: &Gpus) -> Result<Vec<Seat<'_>>, HostError> {
-        let name = &claimed.name;
-        let job = Job {
-            memory_bytes: claimed.memory_max_bytes.unwrap_or(0),
-            blocks: 1,
-            threads: 32,
-        };
-        let mut places = self.places();
-        if places.arriving.contains(name) || self.hosts().any(|host| host.has(name)) {
-            return Err(HostError::NameTaken { name: name.clone() });
-        }
-        let chosen = self.choose(&mut places, gpus, job)?;
-        if claimed.movable && chosen.len() > 1 {
-            for (_, placed) in &chosen {
-                placed.iter().for_each(|placed| places.gpus.release(placed));
-            }
-            return Err(HostError::Movable { gpus: chosen.len() });
-        }
-        places.arriving.insert(name.clone());
-        let seat = |(gpu, placed)| Seat {
-            fleet: self,
-            name: name.clone(),
-            gpu,
-            placed,
-            declared: None,
-        };
-        Ok(chosen.into_iter().map(seat).collect())
+/// Places of a program, at least one.
+fn seats<'a>(fleet: &'a Fleet, claimed: &Claimed, gpus: &Gpus) -> Result<Vec<Seat<'a>>, HostError> {
+    let name = &claimed.name;
+    let job = Job {
+        memory_bytes: claimed.memory_max_bytes.unwrap_or(0),
+        blocks: 1,
+        threads: 32,
+    };
+    let mut places = fleet.places();
+    if places.arriving.contains(name) || fleet.hosts().any(|host| host.has(name)) {
+        return Err(HostError::NameTaken { name: name.clone() });
     }
+    let chosen = choose(fleet, &mut places, gpus, job)?;
+    if claimed.movable && chosen.len() > 1 {
+        for (_, placed) in &chosen {
+            placed.iter().for_each(|placed| places.gpus.release(placed));
+        }
+        return Err(HostError::Movable { gpus: chosen.len() });
+    }
+    places.arriving.insert(name.clone());
+    let seat = |(gpu, placed)| Seat {
+        fleet,
+        name: name.clone(),
+        gpu,
+        placed,
+        declared: None,
+    };
+    Ok(chosen.into_iter().map(seat).collect())
+}
 
-    /// GPUs for a program, with what it commits of each. One GPU alone is not placed on.
-    fn choose(
-        &self,
-        places: &mut Places,
-        gpus: &Gpus,
-        job: Job,
-    ) -> Result<Vec<(usize, Option<Placed>)>, HostError> {
-        let all = 0..self.members.len();
-        let is_open = |gpu: &usize| !places.gpus.is_closed(*gpu);
-        let named: Vec<usize> = match gpus {
-            Gpus::Placed if all.len() == 1 && is_open(&0) => return Ok(vec![(0, None)]),
-            Gpus::Placed => {
-                let placed = places.gpus.place(self.rule, job);
-                let placed = placed.map_err(PlacementError::from)?;
-                let placed = placed.ok_or_else(|| self.full(places, job.memory_bytes))?;
-                return Ok(vec![(placed.gpu, Some(placed))]);
-            }
-            Gpus::All => all.filter(is_open).collect(),
-            Gpus::Named(names) => {
-                let found = names.iter().map(|name| self.named(name));
-                let found: Vec<usize> = found.collect::<Result<_, _>>()?;
-                if let Some(closed) = found.iter().find(|gpu| !is_open(gpu)) {
-                    let gpu = self.members[*closed].identity.gpu.clone();
-                    return Err(PlacementError::Closed { gpu }.into());
-                }
-                found
-            }
-            // It is there already, whether the GPU is closed or not.
-            Gpus::Kept(names) => {
-                let found = names.iter().map(|name| self.named(name));
-                let found: Vec<usize> = found.collect::<Result<_, _>>()?;
-                let is_removed = |gpu: &&usize| self.members[**gpu].host.is_removed();
-                if let Some(removed) = found.iter().find(is_removed) {
-                    let gpu = self.members[*removed].identity.gpu.clone();
-                    return Err(PlacementError::Closed { gpu }.into());
-                }
-                found
-            }
-        };
-        let mut chosen: Vec<usize> = Vec::new();
-        for gpu in named {
-            if !chosen.contains(&gpu) {
-                chosen.push(gpu);
-            }
+/// GPUs for a program, with what it commits of each. One GPU alone is not placed on.
+fn choose(
+    fleet: &Fleet,
+    places: &mut Places,
+    gpus: &Gpus,
+    job: Job,
+) -> Result<Vec<(usize, Option<Placed>)>, HostError> {
+    let all = 0..fleet.members.len();
+    let is_open = |gpu: &usize| !places.gpus.is_closed(*gpu);
+    let named: Vec<usize> = match gpus {
+        Gpus::Placed if all.len() == 1 && is_open(&0) => return Ok(vec![(0, None)]),
+        Gpus::Placed => {
+            let placed = places.gpus.place(fleet.rule, job);
+            let placed = placed.map_err(PlacementError::from)?;
+            let placed = placed.ok_or_else(|| fleet.full(places, job.memory_bytes))?;
+            return Ok(vec![(placed.gpu, Some(placed))]);
         }
-        if chosen.is_empty() {
-            return Err(self.full(places, job.memory_bytes).into());
+        Gpus::All => all.filter(is_open).collect(),
+        Gpus::Named(names) => {
+            let found = names.iter().map(|name| named(fleet, name));
+            let found: Vec<usize> = found.collect::<Result<_, _>>()?;
+            if let Some(closed) = found.iter().find(|gpu| !is_open(gpu)) {
+                let gpu = fleet.members[*closed].identity.gpu.clone();
+                return Err(PlacementError::Closed { gpu }.into());
+            }
+            found
         }
-        let put = |gpu| (gpu, Some(places.gpus.put(gpu, job)));
-        Ok(chosen.into_iter().map(put).collect())
+        // It is there already, whether the GPU is closed or not.
+        Gpus::Kept(names) => {
+            let found = names.iter().map(|name| named(fleet, name));
+            let found: Vec<usize> = found.collect::<Result<_, _>>()?;
+            let is_removed = |gpu: &&usize| fleet.members[**gpu].host.is_removed();
+            if let Some(removed) = found.iter().find(is_removed) {
+                let gpu = fleet.members[*removed].identity.gpu.clone();
+                return Err(PlacementError::Closed { gpu }.into());
+            }
+            found
+        }
+    };
+    let mut chosen: Vec<usize> = Vec::new();
+    for gpu in named {
+        if !chosen.contains(&gpu) {
+            chosen.push(gpu);
+        }
     }
+    if chosen.is_empty() {
+        return Err(fleet.full(places, job.memory_bytes).into());
+    }
+    let put = |gpu| (gpu, Some(places.gpus.put(gpu, job)));
+    Ok(chosen.into_iter().map(put).collect())
+}
 
-    /// The GPU of this identity, or at this place.
-    fn named(&self, name: &str) -> Result<usize, PlacementError> {
-        let at = name.parse().ok();
-        let at = at.filter(|place| *place < self.members.len());
-        self.place_of(name).or(at).ok_or_else(|| {
-            let has = self
-                .members
-                .iter()
-                .map(|member: &Member| &*member.identity.gpu);
-            PlacementError::NoGpu {
-                name: name.chars().take(NAME_CHARACTERS_MAX).collect(),
-                has: has.collect::<Vec<_>>().join(", "),
-            }
-        })
-    }
+/// The GPU of this identity, or at this place.
+fn named(fleet: &Fleet, name: &str) -> Result<usize, PlacementError> {
+    let at = name.parse().ok();
+    let at = at.filter(|place| *place < fleet.members.len());
+    fleet.place_of(name).or(at).ok_or_else(|| {
+        let has = fleet
+            .members
+            .iter()
+            .map(|member: &Member| &*member.identity.gpu);
+        PlacementError::NoGpu {
+            name: name.chars().take(NAME_CHARACTERS_MAX).collect(),
+            has: has.collect::<Vec<_>>().join(", "),
+        }
+    })
 }

@@ -119,8 +119,7 @@ impl SharedGpu {
         for reason in missing.into_iter().filter_map(Result::err) {
             log::warn!("{reason}; resident time is charged, or work is assumed, in its place");
         }
-        let edges = models::of(index).edges;
-        let mut probe = EngineProbe::new(log, signals, edges);
+        let mut probe = EngineProbe::new(log, signals, models::of(index).edges);
         probe.processes.handles.count_on(client.number());
         probe.set_preemptor(preemptor.as_ref().and_then(Preemptor::pid));
         let chunks = ProgramChunks::default();

@@ -7,6 +7,7 @@
 use turnstile_accounting::{Moment, Nanos};
 
 use super::laws::{BrokenLaw, Violation};
+use super::seats;
 use super::setup::{Outcome, Participant, Setup};
 use super::world::World;
 
@@ -82,7 +83,7 @@ pub fn run_fleet(members: &[Member], leave_ns: Nanos) -> Result<Vec<Ran>, Violat
 }
 
 fn end(world: &mut World, member: &Member) -> Result<Ran, BrokenLaw> {
-    let (outcome, waits) = (world.outcome(), world.waits());
+    let (outcome, waits) = (world.outcome(), seats::waits(world));
     if !member.removed {
         world.drain()?;
     }

@@ -271,6 +271,7 @@ impl KernelCost for Execution {
 
 /// A guest with one channel.
 #[derive(Debug)]
+// FIELDS: a guest's identity, its device, its load, and the course of its launches.
 pub struct Guest {
     /// Its id.
     pub id: TenantId,

@@ -18,7 +18,7 @@ use super::books::{BookKeeping, Books};
 use super::gates::SimulatedGate;
 use super::guest::{Executed, Execution, Load};
 use super::laws::{BrokenLaw, Claimant, Idleness, Lag, Launches, Violation, id};
-use super::seats::Seat;
+use super::seats::{self, Seat};
 use super::timeline::Timeline;
 use super::watch::Watch;
 
@@ -191,7 +191,7 @@ impl World {
             channels: Vec::new(),
             books: None,
         };
-        world.begin(first)?;
+        seats::begin(&mut world, first)?;
         Ok(world)
     }
 
@@ -287,7 +287,7 @@ impl World {
 
     fn kick(&mut self, place: usize) {
         if !std::mem::replace(&mut self.seats[place].kick_pending, true) {
-            let at = self.kicks_at();
+            let at = seats::kicks_at(self);
             self.schedule(at, Event::Kick(place));
         }
     }
@@ -329,7 +329,7 @@ impl World {
                     .doorbells_changed(id(place), DoorbellChange::Written);
             }
             Event::Due(place) => self.seats[place].due = None,
-            Event::Join => self.join_due()?,
+            Event::Join => seats::join_due(self)?,
             Event::Tick | Event::Decide | Event::PollBegin | Event::PeriodEnd if self.over => {}
             Event::Tick => self.tick(),
             Event::Decide => {
