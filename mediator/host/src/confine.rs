@@ -342,7 +342,8 @@ impl Role {
                 &[EVERY, SOCKETS, SHARED_MEMORY, FILES, CONNECTIONS, DEVICE]
             }
             Self::Engine => &[EVERY, SHARED_MEMORY],
-            Self::Accounting => &[EVERY, SOCKETS, SHARED_MEMORY],
+            // It starts the engines of a software GPU anew that fell silent.
+            Self::Accounting => &[EVERY, THREADS, SOCKETS, SHARED_MEMORY],
             Self::Control => &[EVERY, THREADS, SOCKETS, SHARED_MEMORY, FILES, PEERS],
             Self::Writer => &[EVERY, THREADS, SOCKETS, FILES, CONNECTIONS],
             Self::Api => &[EVERY, THREADS, SOCKETS, SHARED_MEMORY, FILES],

@@ -64,6 +64,24 @@ fn guests_kernels_run_where_no_file_and_no_socket_can_be_had() {
     assert_eq!(socket, Err(io::ErrorKind::PermissionDenied));
 }
 
+/// A software GPU that fell silent is taken back by the accounting thread.
+#[test]
+fn accounting_starts_engines_anew() {
+    let began = within(Role::Accounting, || {
+        let engine = thread::Builder::new().name("engine".to_owned());
+        let engine = engine.spawn(|| {
+            let filter = filter(Role::Engine, Seccomp::Enforce, true).unwrap();
+            apply_filter(&filter).unwrap();
+        });
+        engine.map(|engine| engine.join().unwrap())
+    });
+    assert!(began.is_ok(), "{began:?}");
+    let began = within(Role::Engine, || {
+        thread::Builder::new().spawn(|| ()).map(drop)
+    });
+    assert_eq!(began.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+}
+
 #[test]
 fn with_hardware_accounting_may_use_ioctl_and_roles_execute_no_programs() {
     for role in ALL.into_iter().filter(|role| role.is_confined(false)) {
