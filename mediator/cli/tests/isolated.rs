@@ -44,8 +44,13 @@ fn program_starts_submits_and_its_channels_are_the_device_processs() {
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{text}");
     let learnt = std::fs::read_to_string(folder.path().join("learnt")).unwrap();
-    let made = learnt.lines().filter(|line| line.starts_with("+ ")).count();
-    assert_eq!(made, 2, "a group and a channel: {learnt}");
+    let made = learnt.lines().filter(|line| line.starts_with("+ "));
+    let classes: Vec<&str> = made.filter_map(|line| line.split(' ').nth(4)).collect();
+    assert_eq!(
+        classes,
+        ["80", "a06c", "c86f"],
+        "a device, a group, a channel"
+    );
     // The program's first memory of the GPU is 2 MiB.
     let output = isolated(
         folder.path(),
