@@ -60,6 +60,17 @@ fn all(folder: &Path, count: usize) -> BTreeMap<String, String> {
     })
 }
 
+/// Whether `usage verify` finds the ledger sound, and what it prints.
+fn verified(folder: &Path) -> (bool, String) {
+    let verified = turnstile()
+        .args(["usage", "verify", "--ledger"])
+        .arg(folder.join("ledger"))
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&verified.stdout).into_owned();
+    (verified.status.success(), text)
+}
+
 #[test]
 fn vms_spread_over_gpus_and_one_ledger_has_them_all() {
     let folder = tempfile::tempdir().unwrap();
@@ -107,12 +118,7 @@ fn vms_spread_over_gpus_and_one_ledger_has_them_all() {
     daemon.signal(Signal::TERM);
     let mut daemon = daemon;
     assert!(daemon.end(common::PATIENCE).expect("it ends").success());
-    let verified = turnstile()
-        .args(["usage", "verify", "--ledger"])
-        .arg(folder.join("ledger"))
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&verified.stdout);
+    let (_, text) = verified(folder);
     assert_eq!(text.matches("; sound").count(), 2, "{text}");
 }
 
@@ -360,13 +366,8 @@ fn one_ledger_of_four_gpus_is_sound_after_kills() {
     }
     daemon.signal(Signal::TERM);
     assert!(daemon.end(common::PATIENCE).expect("it ends").success());
-    let verified = turnstile()
-        .args(["usage", "verify", "--ledger"])
-        .arg(folder.join("ledger"))
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&verified.stdout);
-    assert!(verified.status.success(), "{text}");
+    let (is_sound, text) = verified(folder);
+    assert!(is_sound, "{text}");
     assert_eq!(text.matches("; sound").count(), 4, "{text}");
     println!("{kills} kills: {text}");
 }

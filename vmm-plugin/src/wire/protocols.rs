@@ -13,7 +13,8 @@ use std::fmt;
 /// | version | what is new |
 /// |---|---|
 /// | 2 | |
-/// | 3 | [`super::ToDaemon::Offer`], [`super::ToVmm::Chosen`], [`super::ToVmm::Waiting`], [`super::Gpus`] |
+/// | 3 | [`super::ToDaemon::Offer`], [`super::ToVmm::Chosen`] |
+/// | 3 | [`super::ToVmm::Waiting`], [`super::Gpus`] |
 pub const PROTOCOL: u32 = 3;
 
 /// First version in which a launcher names GPUs, and in which its answer has them.

@@ -72,13 +72,7 @@ impl Fleet {
     /// anew. Programs stay.
     pub fn drain_gpu(&self, gpu: usize, terms: DrainTerms) {
         let mut places = self.places();
-        places.gpus.close(gpu, true);
-        let is_on = |entry: &Entry| entry.placed.as_ref().map(|placed| placed.gpu) == Some(gpu);
-        let tenants = places.declared.iter_mut();
-        for entry in tenants.filter(|entry| is_on(entry) && entry.life.has_tenant()) {
-            self.make(entry, Move::Drain);
-        }
-        self.displace(&mut places, is_on);
+        self.vacate(&mut places, gpu);
         for (tenant, name) in self.members[gpu].host.vms() {
             places.drain(gpu, tenant, &name, terms);
         }
@@ -89,13 +83,7 @@ impl Fleet {
     /// anew. The GPU is not accessed from then on, but to end contexts.
     pub fn remove_gpu(&self, gpu: usize) {
         let mut places = self.places();
-        places.gpus.close(gpu, true);
-        let is_on = |entry: &Entry| entry.placed.as_ref().map(|placed| placed.gpu) == Some(gpu);
-        let tenants = places.declared.iter_mut();
-        for entry in tenants.filter(|entry| is_on(entry) && entry.life.has_tenant()) {
-            self.make(entry, Move::Drain);
-        }
-        self.displace(&mut places, is_on);
+        self.vacate(&mut places, gpu);
         places.drains.retain(|_, drain| drain.gpu != gpu);
         let Places { queue, gpus, .. } = &mut *places;
         queue.displace(gpus, gpu);
@@ -107,6 +95,17 @@ impl Fleet {
     pub fn restore_gpu(&self, gpu: usize) {
         let _places = self.places();
         self.members[gpu].host.restore();
+    }
+
+    /// Closes a GPU. Declared VMs on it drain; those without a tenant lose their places.
+    fn vacate(&self, places: &mut Places, gpu: usize) {
+        places.gpus.close(gpu, true);
+        let is_on = |entry: &Entry| entry.placed.as_ref().map(|placed| placed.gpu) == Some(gpu);
+        let tenants = places.declared.iter_mut();
+        for entry in tenants.filter(|entry| is_on(entry) && entry.life.has_tenant()) {
+            self.make(entry, Move::Drain);
+        }
+        self.displace(places, is_on);
     }
 
     /// Takes the places of these declared VMs back, where they have no tenant.

@@ -101,11 +101,11 @@ fn take(
     }
     let hosts: Vec<_> = members().map(|member| member.host.clone()).collect();
     for seat in seats {
-        let gpu = &fleet.members[seat.gpu].identity.gpu;
+        let gpu = seat.gpu;
         if !seat.taken(tenant) {
             // It was removed meanwhile.
             fleet.leave(&hosts, tenant);
-            return Err(PlacementError::Closed { gpu: gpu.clone() }.into());
+            return Err(closed(fleet, gpu).into());
         }
     }
     Ok(Program::new(hosts, tenant))
@@ -159,23 +159,16 @@ fn choose(
             return Ok(vec![(placed.gpu, Some(placed))]);
         }
         Gpus::All => all.filter(is_open).collect(),
-        Gpus::Named(names) => {
+        Gpus::Named(names) | Gpus::Kept(names) => {
             let found = names.iter().map(|name| named(fleet, name));
             let found: Vec<usize> = found.collect::<Result<_, _>>()?;
-            if let Some(closed) = found.iter().find(|gpu| !is_open(gpu)) {
-                let gpu = fleet.members[*closed].identity.gpu.clone();
-                return Err(PlacementError::Closed { gpu }.into());
-            }
-            found
-        }
-        // It is there already, whether the GPU is closed or not.
-        Gpus::Kept(names) => {
-            let found = names.iter().map(|name| named(fleet, name));
-            let found: Vec<usize> = found.collect::<Result<_, _>>()?;
-            let is_removed = |gpu: &&usize| fleet.members[**gpu].host.is_removed();
-            if let Some(removed) = found.iter().find(is_removed) {
-                let gpu = fleet.members[*removed].identity.gpu.clone();
-                return Err(PlacementError::Closed { gpu }.into());
+            // A program stays on a GPU that is closed, and not on one that was removed.
+            let refuses = |gpu: &usize| match gpus {
+                Gpus::Kept(_) => fleet.members[*gpu].host.is_removed(),
+                _ => !is_open(gpu),
+            };
+            if let Some(gpu) = found.iter().find(|gpu| refuses(gpu)) {
+                return Err(closed(fleet, *gpu).into());
             }
             found
         }
@@ -191,6 +184,11 @@ fn choose(
     }
     let put = |gpu| (gpu, Some(places.gpus.put(gpu, job)));
     Ok(chosen.into_iter().map(put).collect())
+}
+
+fn closed(fleet: &Fleet, gpu: usize) -> PlacementError {
+    let gpu = fleet.members[gpu].identity.gpu.clone();
+    PlacementError::Closed { gpu }
 }
 
 /// The GPU of this identity, or at this place.
