@@ -210,6 +210,13 @@ impl Program {
         self
     }
 
+    /// Waits for so long, with something queued, before it works `steps` steps.
+    pub fn waiting_first(mut self, wait: Ns, steps: usize) -> Self {
+        let waits = [QueueCopy(wait), LaunchAfterCopies(5 * US), Sync(0)];
+        self.ops = [waits.to_vec(), self.ops.repeat(steps)].concat();
+        self
+    }
+
     /// It works at a fixed rate, and is measured by its latency.
     pub fn is_open_loop(&self) -> bool {
         self.ops.iter().any(|op| matches!(op, Due(_)))

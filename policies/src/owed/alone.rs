@@ -126,10 +126,13 @@ impl Node {
     }
 
     /// Ends a window of its load. After a change the node is taken to saturate until it is
-    /// measured.
+    /// measured. So is a node that only waited and worked after all, where own turns of others
+    /// leave no window in which loads can be compared.
     pub(crate) fn close_window(&mut self, window: Window) {
         let judged = !self.is_capped();
-        if self.load.close(window, judged) {
+        let only_waited = !window.calm && self.alone == Fraction::ZERO;
+        let began = only_waited && self.load.worked > Nanos::ZERO;
+        if self.load.close(window, judged) || began {
             self.alone = Fraction::ONE;
         }
     }

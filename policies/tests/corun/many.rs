@@ -2,7 +2,7 @@
 
 use crate::pairs::no_failures;
 use turnstile_corun::rows::{EIGHT, least, owed};
-use turnstile_corun::{MS, Program, SEC, native, program};
+use turnstile_corun::{MS, Mediator, Program, SEC, native, observe, program};
 
 fn tenants(count: usize, mix: &[&'static str]) -> Vec<Program> {
     (0..count)
@@ -65,4 +65,33 @@ fn inference_beside_launches_that_wait() {
         println!("inference beside {count} x 50us: p99 {ours:.1} ms, natively {theirs:.1} ms");
         assert!(count > 1 || ours <= 1.2 * theirs, "{outcome:?} {native:?}");
     }
+}
+
+/// A tenant that only waits is owed nothing. From its first work on it takes part, also where own
+/// turns of others take all of the time.
+#[test]
+fn a_tenant_that_works_after_a_wait_has_its_part_beside_fifteen() {
+    let mut failures = Vec::new();
+    for (name, together) in [("2ms-deep", true), ("2ms-deep", false), ("50us", true)] {
+        for wait in [500 * MS, 3 * SEC] {
+            let mut programs = tenants(16, &[name]);
+            programs[5] = programs[5].clone().waiting_first(wait, 20_000);
+            if together {
+                programs = programs.into_iter().map(|of| of.account(0)).collect();
+            }
+            let mut mediator = Mediator::new(&programs, &[(1, None)]);
+            let begin = wait + 2 * SEC;
+            let outcome = observe(&programs, &mut mediator, begin, 10 * SEC, 1);
+            let progress = least(&outcome.progress, &[1.0 / 16.0; 16]);
+            let row = format!("16 x {name}, one after {wait}, one account {together}");
+            println!(
+                "{row}: least {progress:.2}, its own {:.2}",
+                16.0 * outcome.progress[5]
+            );
+            if progress < 0.9 {
+                failures.push(format!("{row}: {progress:.2}"));
+            }
+        }
+    }
+    no_failures(failures);
 }

@@ -453,7 +453,7 @@ impl EngineProbe {
         } in readings
         {
             if let Some(of) = self.tenants.get_mut(tenant) {
-                of.waits = of.waits.after_window(resident.unwrap_or_default(), window);
+                of.waits = of.waits.after_window(resident.unwrap_or_default());
             }
         }
     }
