@@ -165,7 +165,6 @@ const ROOMS: &[(&str, usize)] = &[
     ("mediator/daemon/src/host.rs Host", 13),
     ("mediator/daemon/src/host.rs State", 5),
     ("mediator/nvidia/src/sharing/mod.rs Shared", 3),
-    ("mediator/preload/src/heap/mod.rs Heap", 3),
 ];
 
 /// The type of an inherent `impl` that begins on a line.

@@ -9,6 +9,7 @@
 //! Every wait of the driver for the GPU is before the lock is taken: the thread that carries out
 //! the daemon's requests takes it while the process executes nothing.
 
+mod answers;
 mod moves;
 mod sides;
 mod state;
@@ -18,11 +19,13 @@ mod vmm;
 
 pub(crate) use sides::{Answer, Device, Line};
 
-use std::collections::BTreeMap;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::os::fd::OwnedFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use turnstile_preload_wire::{CHUNKS_MAX, ChunkNumber, EXTENT_BYTES, GRANULE_BYTES, Pin, ToDaemon};
+use turnstile_preload_wire::{CHUNKS_MAX, ChunkNumber, EXTENT_BYTES, GRANULE_BYTES, Pin};
+use turnstile_preload_wire::{ToDaemon, ToLibrary};
 
+use self::answers::Answers;
 use self::state::{Chunk, Mapping, State, Use, Whole};
 use crate::abi::{Access, INVALID_VALUE, OUT_OF_MEMORY, Prop};
 use crate::gate::Gate;
@@ -42,8 +45,7 @@ pub(crate) struct Heap<D, L> {
     device: D,
     line: L,
     state: Mutex<State>,
-    answers: Mutex<BTreeMap<ChunkNumber, Option<Answer>>>,
-    answered: Condvar,
+    answers: Answers,
     gate: Gate,
 }
 
@@ -68,8 +70,7 @@ impl<D: Device, L: Line> Heap<D, L> {
             device,
             line,
             state: Mutex::default(),
-            answers: Mutex::default(),
-            answered: Condvar::new(),
+            answers: Answers::default(),
             gate: Gate::default(),
         }
     }
@@ -91,37 +92,86 @@ impl<D: Device, L: Line> Heap<D, L> {
         self.line.send(ToDaemon::Wants {}, None);
     }
 
-    /// Sends a request and waits for the answer while there is a daemon: memory is granted in the
-    /// program's turn.
-    fn request(&self, number: ChunkNumber, question: ToDaemon) -> Answer {
-        lock(&self.answers).insert(number, None);
-        if !self.line.send(question, None) {
-            lock(&self.answers).remove(&number);
-            return Answer::NoDaemon;
-        }
-        let mut answers = lock(&self.answers);
-        loop {
-            match answers.remove(&number) {
-                Some(Some(answer)) => return answer,
-                Some(None) => answers.insert(number, None),
-                None => return Answer::NoDaemon,
-            };
-            answers = self
-                .answered
-                .wait(answers)
-                .unwrap_or_else(PoisonError::into_inner);
+    /// Carries out a message of the daemon. False if it is invalid, or the daemon is gone.
+    pub(crate) fn obey(&self, message: ToLibrary, fd: Option<OwnedFd>) -> bool {
+        let answer = |number, answer| self.answers.answer(number, answer);
+        match (message, fd) {
+            (ToLibrary::Granted { chunk }, _) => answer(chunk, Answer::Granted).is_ok(),
+            (ToLibrary::Denied { chunk, .. }, _) => answer(chunk, Answer::Denied).is_ok(),
+            (
+                ToLibrary::Memory {
+                    question,
+                    free_bytes,
+                    total_bytes,
+                },
+                _,
+            ) => answer(question, Answer::Memory(free_bytes, total_bytes)).is_ok(),
+            (ToLibrary::Release { chunk }, _) => {
+                let done = self.release(chunk);
+                self.report(chunk, done, ToDaemon::Released { chunk })
+            }
+            (ToLibrary::Restore { chunk }, Some(fd)) => {
+                let Err(Answer::Restored(fd)) = answer(chunk, Answer::Restored(fd)) else {
+                    return true;
+                };
+                let done = self.restore(chunk, fd);
+                self.report(chunk, done, ToDaemon::Restored { chunk })
+            }
+            _ => false,
         }
     }
 
-    /// Passes an answer to the caller that waits for it; returns it if there is none.
-    pub(crate) fn answer(&self, number: ChunkNumber, answer: Answer) -> Result<(), Answer> {
-        let mut answers = lock(&self.answers);
-        let Some(slot @ None) = answers.get_mut(&number) else {
-            return Err(answer);
+    fn report(&self, chunk: ChunkNumber, done: Outcome<()>, word: ToDaemon) -> bool {
+        let failed = |result| ToDaemon::Failed { chunk, result };
+        self.line.send(done.map_or_else(failed, |()| word), None)
+    }
+
+    /// Releases a chunk's memory. Error zero: there is no such chunk, or it does not move.
+    fn release(&self, number: ChunkNumber) -> Outcome<()> {
+        let mut state = lock(&self.state);
+        let chunk = state.chunks.get_mut(&number).ok_or(0u32)?;
+        let Some(handle) = chunk.handle.filter(|_| chunk.pin.is_none()) else {
+            return Err(0);
         };
-        *slot = Some(answer);
-        self.answered.notify_all();
-        Ok(())
+        if self.gate.leaves() {
+            self.wants();
+        }
+        chunk.release(&self.device, &self.gate, handle)
+    }
+
+    /// Brings a missing chunk back, in the memory of `fd`.
+    fn restore(&self, number: ChunkNumber, fd: OwnedFd) -> Outcome<()> {
+        let mut state = lock(&self.state);
+        let chunk = state.chunks.get_mut(&number).ok_or(0u32)?;
+        if chunk.handle.is_some() {
+            return Err(0);
+        }
+        chunk.restore(&self.device, &self.gate, fd)
+    }
+
+    /// Announces all memory to a new daemon; `connected` makes that the current one.
+    pub(crate) fn announce(&self, connected: impl FnOnce()) {
+        let mut state = lock(&self.state);
+        connected();
+        let numbers: Vec<ChunkNumber> = state.chunks.keys().copied().collect();
+        for number in numbers {
+            let Some(mut chunk) = state.chunks.remove(&number) else {
+                continue;
+            };
+            chunk.known_to_daemon = false;
+            if chunk.made_here {
+                self.report_chunk(&mut state, number, &mut chunk);
+            } else if chunk.handle.is_some() {
+                self.pin(&mut state, &mut chunk, Pin::Orphaned);
+            }
+            state.chunks.insert(number, chunk);
+        }
+        for reason in Pin::ALL {
+            let bytes = state.pinned_bytes[reason as usize];
+            if bytes > 0 {
+                self.line.send(ToDaemon::Pinned { reason, bytes }, None);
+            }
+        }
     }
 
     /// The daemon is gone: requests are not answered any more. Returns the bytes that were lost
@@ -133,18 +183,15 @@ impl<D: Device, L: Line> Heap<D, L> {
             let away = state.chunks.values().filter(|chunk| chunk.handle.is_none());
             away.map(|chunk| chunk.bytes).sum()
         };
-        let mut answers = lock(&self.answers);
-        for slot in answers.values_mut().filter(|slot| slot.is_none()) {
-            *slot = Some(Answer::NoDaemon);
-        }
-        self.answered.notify_all();
+        self.answers.daemon_disconnected();
         lost_bytes
     }
 
     /// Free and total bytes as the daemon reports them; None without a daemon.
     pub(crate) fn info(&self) -> Option<(u64, u64)> {
         let question = lock(&self.state).number();
-        match self.request(question, ToDaemon::Info { question }) {
+        let info = ToDaemon::Info { question };
+        match self.answers.request(&self.line, question, info) {
             Answer::Memory(free, total) => Some((free, total)),
             _ => None,
         }
@@ -157,7 +204,8 @@ impl<D: Device, L: Line> Heap<D, L> {
             chunk: number,
             bytes,
         };
-        let (handle, made_here) = match self.request(number, question) {
+        let answer = self.answers.request(&self.line, number, question);
+        let (handle, made_here) = match answer {
             Answer::Denied => return Err(OUT_OF_MEMORY),
             Answer::Restored(fd) => (self.device.import(fd), false),
             _ => (self.device.create(bytes, &prop), true),
@@ -324,28 +372,12 @@ impl<D: Device, L: Line> Heap<D, L> {
     /// The allocation that contains an address: where it begins, and its bytes. None if it is not
     /// in this heap.
     pub(crate) fn range(&self, address: u64) -> Option<(u64, u64)> {
-        let state = lock(&self.state);
-        let within = |base: u64, bytes: u64| (address - base < bytes).then_some((base, bytes));
-        let whole = || {
-            let (base, whole) = state.whole.range(..=address).next_back()?;
-            within(*base, whole.bytes)
-        };
-        let piece = || state.slabs.piece(address);
-        let mapped = || {
-            let (base, number) = state.mapped.range(..=address).next_back()?;
-            within(*base, state.chunks.get(number)?.bytes)
-        };
-        whole().or_else(piece).or_else(mapped)
+        lock(&self.state).range(address)
     }
 
     /// Whether an allocation of this heap begins at `address`.
     pub(crate) fn owns(&self, address: u64) -> bool {
-        let state = lock(&self.state);
-        state.whole.contains_key(&address)
-            || state
-                .slabs
-                .piece(address)
-                .is_some_and(|(base, _)| base == address)
+        lock(&self.state).owns(address)
     }
 
     /// Frees the allocation that begins at `address`. Precondition: it is not in use. False if none

@@ -70,4 +70,25 @@ impl State {
         self.last += 1;
         self.last
     }
+
+    /// The allocation that contains an address: where it begins, and its bytes.
+    pub(super) fn range(&self, address: u64) -> Option<(u64, u64)> {
+        let within = |base: u64, bytes: u64| (address - base < bytes).then_some((base, bytes));
+        let whole = || {
+            let (base, whole) = self.whole.range(..=address).next_back()?;
+            within(*base, whole.bytes)
+        };
+        let piece = || self.slabs.piece(address);
+        let mapped = || {
+            let (base, number) = self.mapped.range(..=address).next_back()?;
+            within(*base, self.chunks.get(number)?.bytes)
+        };
+        whole().or_else(piece).or_else(mapped)
+    }
+
+    /// Whether an allocation begins at `address`.
+    pub(super) fn owns(&self, address: u64) -> bool {
+        let piece = || self.slabs.piece(address);
+        self.whole.contains_key(&address) || piece().is_some_and(|(base, _)| base == address)
+    }
 }
