@@ -164,7 +164,6 @@ const ROOMS: &[(&str, usize)] = &[
     ("mediator/daemon/src/fleet.rs Fleet", 4),
     ("mediator/daemon/src/host.rs Host", 13),
     ("mediator/daemon/src/host.rs State", 5),
-    ("mediator/nvidia/src/sharing/mod.rs Shared", 3),
 ];
 
 /// The type of an inherent `impl` that begins on a line.
@@ -247,8 +246,6 @@ const FIELDS_MAX: usize = 10;
 const UNREASONED: &[&str] = &[
     "mediator/cli/src/launch/supervisor.rs Supervisor",
     "mediator/daemon/src/host.rs State",
-    "mediator/nvidia/src/sharing/engine_probe.rs EngineProbe",
-    "mediator/nvidia/src/sharing/mod.rs Shared",
 ];
 
 /// The structures of a file with named fields: name, number of fields, whether a reason is above.

@@ -63,6 +63,7 @@ struct Open {
 
 /// Reads the engine.
 #[derive(Debug)]
+// FIELDS: all that a poll reads and updates in one pass, under one lock.
 pub(super) struct EngineProbe {
     /// The log is its, and ends with it.
     client: RmClient,

@@ -41,6 +41,7 @@ use crate::preemptor::Preemptor;
 use crate::programs::{ProgramChunks, ProgramMemory};
 use crate::rm::RmClient;
 use crate::sets::Sets;
+use crate::tenant::state::Event;
 use crate::version::DriverAbi;
 use crate::vms::Vms;
 use engine_probe::EngineProbe;
@@ -52,6 +53,7 @@ use start::open_log;
 /// Lock order: `holds`, `preemptor`, `probe`, `clock`. The locks of the working sets are taken
 /// while none of these is held.
 #[derive(Debug)]
+// FIELDS: what three threads share, each with a lock of its own, set once, or read only.
 struct Shared {
     client: Arc<RmClient>,
     driver: DriverAbi,
@@ -125,6 +127,11 @@ impl Shared {
             self.executor.channels_added(tenant);
         }
         self.inherit(tenant, pid, changes);
+    }
+
+    fn happened(&self, tenant: TenantId, event: Event) {
+        let now = self.now();
+        lock(&self.probe).apply(tenant, event, now);
     }
 }
 
@@ -401,8 +408,7 @@ impl Metering for SharedGpu {
         shared.vms.set_clock(shared.now());
         let with_requests = shared.with_requests();
         let requests = |tenant| with_requests.contains(&tenant);
-        let mut probe = lock(&shared.probe);
-        probe.poll(|| shared.now(), requests, reading);
+        lock(&shared.probe).poll(|| shared.now(), requests, reading);
     }
 
     /// Orders that were given since the last reading are carried out first.

@@ -28,13 +28,6 @@ impl ActivityProbe for Shared {
     }
 }
 
-impl Shared {
-    fn happened(&self, tenant: TenantId, event: Event) {
-        let now = self.now();
-        lock(&self.probe).apply(tenant, event, now);
-    }
-}
-
 impl Callbacks for Shared {
     fn channels_to_hold(&self, tenant: TenantId) -> Vec<Channel> {
         let lacks_memory = self.lacks_memory(tenant);
