@@ -162,8 +162,7 @@ const ROOMS_MAX: usize = 2;
 /// Types in more files, as home and name, and in how many: entries and numbers may only fall.
 const ROOMS: &[(&str, usize)] = &[
     ("mediator/daemon/src/fleet.rs Fleet", 4),
-    ("mediator/daemon/src/host.rs Host", 13),
-    ("mediator/daemon/src/host.rs State", 5),
+    ("mediator/daemon/src/host.rs Host", 6),
 ];
 
 /// The type of an inherent `impl` that begins on a line.
@@ -243,10 +242,8 @@ fn a_type_lives_in_few_files() {
 const FIELDS_MAX: usize = 10;
 
 /// Types with more, and without a reason yet: entries may only be removed.
-const UNREASONED: &[&str] = &[
+const UNREASONED: &[&str] = &["mediator/daemon/src/host.rs State"];
     "mediator/cli/src/launch/supervisor.rs Supervisor",
-    "mediator/daemon/src/host.rs State",
-];
 
 /// The structures of a file with named fields: name, number of fields, whether a reason is above.
 fn structures(text: &str) -> Vec<(&str, usize, bool)> {

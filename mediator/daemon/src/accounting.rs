@@ -173,7 +173,9 @@ impl Accounting<'_> {
             self.seen.event(&event);
             self.truth.observe(Observation::Switch(event));
         }
-        self.host.saw(&mut self.seen);
+        if !self.seen.is_empty() {
+            self.host.lock().records.timings.take(&mut self.seen);
+        }
     }
 
     /// The end of a period that began at `from` and for which `to` was read: `to`, if the GPU

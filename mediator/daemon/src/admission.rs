@@ -6,30 +6,29 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
 use turnstile_abi::regs::features;
 use turnstile_abi::{CHUNK_BYTES, pci};
 use turnstile_accounting::{AccountId, TenantId};
-use turnstile_policies::{Membership, Weight};
+use turnstile_policies::Weight;
 use turnstile_vmm::wire::{FrameWriter, Protocols, ToDaemon, ToVmm};
 
 use super::error::HostError;
+use super::host::Host;
 use super::host::described::checked;
 use super::host::dma::MemoryDesk;
 use super::host::mailbox::Mailbox;
-use super::host::peer::{Kind, Peer, Tenant, Vm};
+use super::host::peer::{Kind, Peer, Tenant, Vm, refuse};
 use super::host::settings::Brought;
-use super::host::{Host, State, refuse};
+use super::host::state::State;
 use crate::accounts::Claim;
-use crate::journal::Journal;
-use crate::limits::{Holder, Limits, Resource, is_trusted};
+use crate::limits::{Holder, is_trusted};
 use crate::names::{NAME_BYTES_MAX, is_tenant_name};
 use crate::tenant::gates::GateBook;
 use crate::tenant::pages::{StatusPage, doorbell_pages};
+use turnstile_gpu::TenantResources;
 use turnstile_gpu::interrupts::PassedInterrupts;
-use turnstile_gpu::{Gpu, TenantResources};
 use turnstile_host::room::has_room;
 
 impl Host {
@@ -131,14 +130,16 @@ impl Host {
         let duplicate = |file: &File| file.try_clone().map(OwnedFd::from).map_err(HostError::Host);
 
         let (tenant, account, granted) = {
-            let mut state = self.lock();
-            self.room(&state, &name)?;
+            let state = &mut *self.lock();
+            self.room(state, &name)?;
             let claim = Claim {
                 weight,
                 default_weight: self.default_weight(),
                 memory_bytes: Some(memory_bytes),
             };
-            let granted = state.join(&name, uid, claim)?;
+            let granted = state
+                .accounts
+                .join(&mut state.mediation, &name, uid, claim)?;
             let tenant = self.number();
             state.starting.insert(name.clone(), tenant);
             // Before the GPU executes for it: each of its records has them.
@@ -273,52 +274,5 @@ impl Host {
     /// A number that no tenant of this daemon had before.
     pub(super) fn number(&self) -> TenantId {
         TenantId(self.common.next.fetch_add(1, Ordering::Relaxed))
-    }
-}
-
-impl State {
-    /// A tenant has connected, and what is set of its name applies to what it brought.
-    pub(super) fn connects(&mut self, journal: &Journal, tenant: TenantId, name: &str) {
-        let set = self.set_of(name).metadata;
-        self.described.set(tenant, &set);
-        journal.vm("vm_connected", name, self.described.of(tenant));
-    }
-
-    /// Admits a tenant after the GPU has; settings of its name apply to it.
-    pub(super) fn insert(
-        &mut self,
-        gpu: &dyn Gpu,
-        limits: &Limits,
-        tenant: TenantId,
-        entry: Tenant,
-    ) {
-        let (name, brought) = (&entry.name, entry.brought);
-        let settings = self.set_of(name);
-        let params = settings.params(brought);
-        if let Some(memory) = &mut self.memory {
-            memory.add(tenant, settings.memory.entitlement(brought, params.weight));
-            if matches!(entry.kind, Kind::Program(_)) {
-                memory.comes_back(tenant);
-            }
-        }
-        self.owe(&entry.account, name, gpu.now());
-        let membership = Membership {
-            account: entry.account.0,
-            name,
-        };
-        if let Err(error) = self.mediation.add(tenant, membership, params, gpu.now()) {
-            log::error!("Policy: {error}");
-        }
-        // It was added; if not, that was logged.
-        let _ = self.mediation.set_target(tenant, settings.latency_target);
-        let weight = params.weight.get();
-        if limits.permits(Resource::LogLines, &entry.holder, Instant::now()) {
-            let account = &entry.account.1;
-            log::info!("{tenant} is {name}, account {account}, weight {weight}");
-        }
-        self.tenants.insert(tenant, entry);
-        // A name with a debt is held before its first command.
-        let orders = self.mediation.decide(gpu.now());
-        self.carry_out(gpu, &orders);
     }
 }

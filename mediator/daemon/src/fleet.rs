@@ -31,6 +31,7 @@ use super::common::Common;
 use super::declared::doors::Doors;
 use super::declared::{Entry, Life};
 use super::error::{HostError, PlacementError};
+
 use super::host::{Host, HostConfig, refuse};
 use super::journal::Journal;
 use super::limits::Limits;
@@ -473,7 +474,7 @@ impl Seat<'_> {
         if let Some(account) = self.fleet.members[own].host.owner(&self.name) {
             let others = self.fleet.members.iter().enumerate();
             for (_, other) in others.filter(|(gpu, _)| *gpu != own) {
-                other.host.learn_name(&self.name, &account);
+                other.host.lock().accounts.book.learn(&self.name, &account);
             }
         }
         true

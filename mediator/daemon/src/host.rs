@@ -5,11 +5,12 @@
 pub(crate) mod accounts;
 #[cfg(test)]
 pub(crate) mod bench;
+mod config;
 pub(crate) mod debts;
 mod departed;
 pub(crate) mod described;
 pub(crate) mod dma;
-mod drain;
+mod engines;
 pub(crate) mod mailbox;
 pub(crate) mod memory;
 mod orders;
@@ -21,105 +22,39 @@ pub(crate) mod recorder;
 pub(crate) mod recording_gpu;
 pub(crate) mod settings;
 pub(crate) mod snapshot;
+pub(crate) mod state;
 pub(crate) mod timings;
 
 use std::collections::BTreeMap;
-use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use turnstile_accounting::ledger::TenantTotals;
-use turnstile_accounting::{AccountId, EngineId, Ledger, Moment, Nanos, TenantId};
-use turnstile_policies::{Tuning, Weight, policy_by_name};
-use turnstile_vmm::wire::{FrameWriter, ToVmm};
+use turnstile_accounting::TenantId;
+use turnstile_policies::{Weight, policy_by_name};
+use turnstile_vmm::wire::ToVmm;
 use uuid::Uuid;
 
-use self::accounts::Accounts;
-use self::described::Described;
+use self::accounts::{Accounts, AccountsConfig, resolve_all, resolve_made};
+pub use self::config::HostConfig;
+use self::debts::KeptDebt;
+pub(crate) use self::engines::{engines, split};
 use self::mailbox::Letter;
-use self::memory::Memory;
+use self::memory::Homecoming;
 use self::peer::Tenant;
-use self::recorder::{LedgerConfig, LedgerHealth, LedgerStartError, Recorder};
-use self::settings::Settings;
-use self::timings::Timings;
+pub(crate) use self::peer::refuse;
+use self::settings::{Settings, SettingsError, check_policy};
+use self::snapshot::{HostSnapshot, TenantSnapshot};
+use self::state::{Leaving, State};
 use super::common::Common;
-use super::error::{HostError, chain};
-use super::journal::{Changed, Journal};
+use super::error::{HostError, UserError};
+use super::journal::Journal;
 use super::limits::Limits;
-use super::untracked::UntrackedLog;
+use crate::accounts::{AccountsError, Entry, Rule, View};
 use crate::tenant::requests::{Account, Effect};
 use turnstile_gpu::{DoorbellChange, Gpu};
 use turnstile_mediation::{COMPUTE, Mediation};
-
-/// Tenants and policy of a host.
-#[derive(Clone, Debug)]
-pub struct HostConfig {
-    /// Name of the policy.
-    pub policy: String,
-    /// Its tuning.
-    pub tuning: Tuning,
-    /// Weight of a tenant that names none.
-    pub weight: Weight,
-    /// GPU memory of a VM that names none.
-    pub gpu_memory_bytes: u64,
-    /// Channels that a VM may have open.
-    pub channels: u32,
-    /// Tenants at a time.
-    pub tenants_max: usize,
-    /// Memory files of VMs have to have all of their pages.
-    pub preallocated_memory: bool,
-}
-
-impl Default for HostConfig {
-    fn default() -> Self {
-        Self {
-            policy: turnstile_policies::DEFAULT_POLICY.into(),
-            tuning: Tuning::default(),
-            weight: Weight::DEFAULT,
-            gpu_memory_bytes: 64 << 20,
-            channels: 64,
-            tenants_max: 256,
-            preallocated_memory: false,
-        }
-    }
-}
-
-/// A tenant that has left and is not settled yet.
-#[derive(Debug)]
-pub(super) struct Leaving {
-    pub(super) tenant: TenantId,
-    pub(super) account: AccountId,
-    left: Moment,
-}
-
-#[derive(Debug)]
-pub(super) struct State {
-    pub(super) mediation: Mediation,
-    /// Where tenants' memory is, if it moves.
-    pub(super) memory: Option<Memory>,
-    /// The ledger from the engines' own log, where another meter is in use.
-    pub(super) truth: Option<Ledger>,
-    pub(super) tenants: BTreeMap<TenantId, Tenant>,
-    /// What an operator set, by name.
-    pub(super) settings: BTreeMap<String, Settings>,
-    pub(super) described: Described,
-    /// Which account each tenant belongs to.
-    pub(super) accounts: Accounts,
-    /// Processes without a tenant that were logged.
-    untracked: UntrackedLog,
-    /// Tenants that left, but may still have work on the engines: settled after [`SETTLE_AFTER`].
-    pub(super) leaving: Vec<Leaving>,
-    /// Tenants that left lately, as readers see them.
-    departed: departed::Departed,
-    /// Names of VMs that are being admitted.
-    pub(super) starting: BTreeMap<String, TenantId>,
-    pub(super) ledger_errors: u64,
-    pub(super) timings: Timings,
-    /// Debts of an earlier run that no tenant has come back for.
-    debts: Vec<debts::KeptDebt>,
-    /// Writes charges to the disk, if configured.
-    recorder: Option<Recorder>,
-}
 
 /// Tenants, gates, policy and ledger of one GPU.
 #[derive(Debug)]
@@ -160,23 +95,7 @@ impl Host {
             name: config.policy.clone(),
         })?;
         let mediation = Mediation::for_gpu(row, &config.tuning, &gpu.capabilities());
-        let state = State {
-            mediation,
-            memory: Memory::of(&*gpu),
-            truth: None,
-            tenants: BTreeMap::new(),
-            settings: BTreeMap::new(),
-            described: Described::default(),
-            accounts: Accounts::default(),
-            untracked: UntrackedLog::default(),
-            leaving: Vec::new(),
-            departed: departed::Departed::default(),
-            starting: BTreeMap::new(),
-            ledger_errors: 0,
-            timings: Timings::default(),
-            debts: Vec::new(),
-            recorder: None,
-        };
+        let state = State::new(mediation, &*gpu);
         Ok(Self {
             gpu,
             default_weight: config.weight.get().into(),
@@ -261,7 +180,8 @@ impl Host {
         let last = last.map(|entry| {
             let faults = self.gpu.report().faults.remove(&tenant);
             let (now, faults) = (self.gpu.now(), faults.unwrap_or_default());
-            self.tenant_snapshot(&state, now, (tenant, entry), faults)
+            let parts = (&*self.gpu, &self.common);
+            TenantSnapshot::of(&state, parts, now, (tenant, entry), faults)
         });
         if let (Some(gone), Some(last)) = (state.tenants.remove(&tenant), last) {
             self.common
@@ -275,7 +195,7 @@ impl Host {
             }
             self.common.registry().left(tenant);
             state.described.leave(tenant);
-            state.timings.forget(tenant);
+            state.records.timings.forget(tenant);
             state.accounts.book.leave(&gone.name);
             let (account, left) = (gone.account.0, self.gpu.now());
             state.leaving.push(Leaving {
@@ -362,7 +282,7 @@ impl Host {
         let mut state = self.lock();
         let now = self.gpu.now();
         if running != Some(tenant) {
-            state.timings.woke(tenant, now);
+            state.records.timings.woke(tenant, now);
         }
         if let Some((vm, _)) = state.tenants.get_mut(&tenant).and_then(Tenant::vm) {
             vm.gates.woke();
@@ -375,79 +295,185 @@ impl Host {
         self.end_idle();
     }
 
-    /// Begins to make what is charged durable.
-    pub(super) fn open_ledger(&self, config: LedgerConfig) -> Result<(), LedgerStartError> {
-        self.lock().recorder = Some(Recorder::start(config, self.common.boot, &*self.gpu)?);
+    /// Tenants, totals, conservation.
+    pub fn snapshot(&self) -> HostSnapshot {
+        HostSnapshot::of(&self.lock(), &*self.gpu, &self.common)
+    }
+
+    /// The same, unless the state cannot be had in `patience`.
+    pub fn try_snapshot(&self, patience: Duration) -> Option<HostSnapshot> {
+        let begin = Instant::now();
+        loop {
+            if let Some(state) = self.try_lock() {
+                return Some(HostSnapshot::of(&state, &*self.gpu, &self.common));
+            }
+            if begin.elapsed() >= patience {
+                return None;
+            }
+            thread::sleep(LOCK_INTERVAL);
+        }
+    }
+
+    /// The VM of this name, if it is connected.
+    pub(crate) fn vm_named(&self, name: &str) -> Option<TenantId> {
+        let mut vms = self.vms().into_iter();
+        vms.find(|(_, of)| of == name).map(|(tenant, _)| tenant)
+    }
+
+    /// VMs that are connected, and their names.
+    pub(crate) fn vms(&self) -> Vec<(TenantId, String)> {
+        self.lock().vms()
+    }
+
+    /// Whether a tenant has work: queued, kept at a gate, or on an engine.
+    pub(crate) fn has_work(&self, tenant: TenantId) -> bool {
+        let runs = |engine| self.gpu.engine_status(engine).running == Some(tenant);
+        self.lock().mediation.wants(tenant)
+            || self.pending(tenant) > 0
+            || engines(&*self.gpu).any(runs)
+    }
+
+    /// Ends a tenant: its VMM gets the reason, and the control loop then sees the connection end.
+    pub(crate) fn end(&self, tenant: TenantId, reason: &str) {
+        if let Some(entry) = self.lock().tenants.get_mut(&tenant) {
+            entry.peer.end(reason);
+        }
+    }
+
+    /// Takes accounts over when the daemon begins and no tenant is there.
+    ///
+    /// # Errors
+    /// If a user of the configuration is not known on this host.
+    pub(crate) fn begin_accounts(&self, config: AccountsConfig) -> Result<(), UserError> {
+        let made = resolve_made(config.made);
+        self.configure_accounts(resolve_all(config.entries)?, config.fronts);
+        self.lock().accounts.book.restore(made, config.names);
         Ok(())
     }
 
-    /// Writes the last window; false if the ledger lacks something of this run. No period may end
-    /// after this.
-    pub(super) fn close_ledger(&self) -> bool {
-        let mut recorder = self.lock().recorder.take();
-        if let Some(recorder) = recorder.as_mut().filter(|_| !self.is_there()) {
-            recorder.ends_silent(self.gpu.now());
+    /// Takes the accounts of a configuration in place of those before. Tenants that are connected
+    /// stay in their accounts; new terms apply at the next decision.
+    pub fn configure_accounts(
+        &self,
+        entries: Vec<(String, Rule)>,
+        fronts: BTreeMap<String, String>,
+    ) {
+        let state = &mut *self.lock();
+        let (accounts, mediation) = (&mut state.accounts, &mut state.mediation);
+        accounts.configure(mediation, entries, fronts);
+    }
+
+    /// All accounts by name: those of entries, and those of which a tenant has connected.
+    pub fn accounts(&self) -> BTreeMap<String, View> {
+        self.lock().accounts.book.views()
+    }
+
+    /// What a state file keeps of accounts: entries of the API, and names with their accounts.
+    pub fn kept_accounts(&self) -> (BTreeMap<String, Entry>, BTreeMap<String, String>) {
+        self.lock().accounts.kept()
+    }
+
+    /// The account that a tenant's name belongs to, if it belongs to one.
+    pub fn owner(&self, name: &str) -> Option<String> {
+        let state = self.lock();
+        state.accounts.book.owner(name).map(ToString::to_string)
+    }
+
+    /// Frees a tenant's name, unless it is connected.
+    pub fn forget_name(&self, name: &str) {
+        let state = &mut *self.lock();
+        state.accounts.forget_name(&mut state.mediation, name);
+    }
+
+    /// Whether the policy knows what an entry sets.
+    ///
+    /// # Errors
+    /// If it knows no weights, or no caps.
+    pub fn check_terms(&self, entry: &Entry) -> Result<(), SettingsError> {
+        let weight = (entry.weight != Weight::DEFAULT).then_some(entry.weight);
+        check_policy(&self.config.policy, weight, entry.cap)
+    }
+
+    /// Whether [`Self::set_account`] would take this.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check_account(&self, name: &str, rule: Option<&Rule>) -> Result<(), AccountsError> {
+        self.lock().accounts.book.check(name, rule)
+    }
+
+    /// Sets the entry of an account in place of the configuration's; its terms apply at the next
+    /// decision, its matches to tenants that connect from now on. None removes the entry, and frees
+    /// the names of the account.
+    ///
+    /// # Errors
+    /// As [`Self::check_account`]; then nothing is changed.
+    pub fn set_account(&self, name: &str, rule: Option<Rule>) -> Result<(), AccountsError> {
+        let state = &mut *self.lock();
+        state.accounts.set(&mut state.mediation, name, rule)
+    }
+
+    /// Debts for the next run of the daemon.
+    pub fn debts(&self) -> Vec<KeptDebt> {
+        let state = self.lock();
+        let Accounts { debts, book, .. } = &state.accounts;
+        debts.with_present(book, &state.mediation)
+    }
+
+    /// Everything that was set, by name.
+    pub fn settings(&self) -> BTreeMap<String, Settings> {
+        self.lock().settings.clone()
+    }
+
+    /// Whether these could be set of this tenant, connected or not; `None` removes its settings.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check_settings(
+        &self,
+        name: &str,
+        settings: Option<&Settings>,
+    ) -> Result<(), SettingsError> {
+        let (policy, gpu) = (&self.config.policy, self.gpu.capabilities());
+        self.lock()
+            .check_settings(name, settings, policy, gpu.memory_held)
+    }
+
+    /// Sets these of a tenant, from the next decision on, or when it connects. `None` removes its
+    /// settings.
+    ///
+    /// # Errors
+    /// As [`Self::check_settings`]; then nothing is changed.
+    pub fn set_settings(
+        &self,
+        name: &str,
+        settings: Option<Settings>,
+    ) -> Result<(), SettingsError> {
+        self.check_settings(name, settings.as_ref())?;
+        self.lock().set_settings(name, settings)
+    }
+
+    /// Before the end, brings memory of programs to the GPU: see [`Memory::bring_back`].
+    /// [`Self::homecoming`] returns the progress.
+    pub fn bring_memory_back(&self) {
+        let state = &mut *self.lock();
+        if let Some(memory) = &mut state.memory {
+            memory.bring_back(&state.tenants);
         }
-        recorder.is_none_or(Recorder::close)
     }
 
-    /// Why the durable ledger is not written now; none while it is, and without one.
-    pub fn ledger_reason(&self) -> Option<String> {
-        self.lock().recorder.as_ref().and_then(Recorder::reason)
-    }
-
-    /// How the durable ledger stands; none without one.
-    pub fn ledger_health(&self) -> Option<LedgerHealth> {
-        self.lock().recorder.as_ref().map(Recorder::health)
-    }
-
-    /// Whether a change can be noted in the ledger now; always without one.
-    pub fn can_note(&self) -> bool {
-        self.lock().recorder.as_ref().is_none_or(Recorder::can_note)
-    }
-
-    /// Notes a change that was made, in the journal (as an event of this kind) and in the ledger.
-    /// `name` is the tenant's or the account's.
-    pub fn note(&self, kind: &str, name: &str, changed: Changed) {
-        if let Some(recorder) = &self.lock().recorder {
-            recorder.note(name, &changed);
-        }
-        self.common.journal.add(kind, name, Some(changed));
+    /// Progress of [`Self::bring_memory_back`].
+    pub fn homecoming(&self) -> Homecoming {
+        let state = self.lock();
+        let memory = state.memory.as_ref();
+        memory.map_or_else(Homecoming::default, |memory| {
+            memory.homecoming(&state.tenants)
+        })
     }
 }
 
-/// Sends a peer the reason for which it is refused, if its socket takes it.
-pub(super) fn refuse(error: &dyn std::error::Error, stream: &UnixStream) {
-    let (mut writer, text) = (FrameWriter::new(), chain(error));
-    if writer.push(&ToVmm::Refused { text }, Vec::new()).is_ok() {
-        let _ = writer.flush(stream);
-    }
-}
-
-/// Time after which a tenant that left has no work on the engines: a GPU's kernel limit is below
-/// it.
-const SETTLE_AFTER: Nanos = Nanos::from_ms(60_000);
-
-/// Compute and copy totals out of per-engine totals.
-pub(super) fn split(engines: &[(EngineId, TenantTotals)]) -> (TenantTotals, TenantTotals) {
-    let (mut compute, mut copy) = (TenantTotals::default(), TenantTotals::default());
-    for (engine, totals) in engines {
-        let sum = if *engine == COMPUTE {
-            &mut compute
-        } else {
-            &mut copy
-        };
-        sum.used_ns += totals.used_ns;
-        sum.begun += totals.begun;
-    }
-    (compute, copy)
-}
-
-/// The engines of a GPU, by index.
-pub(super) fn engines(gpu: &dyn Gpu) -> impl Iterator<Item = EngineId> + use<> {
-    let capability = gpu.capabilities();
-    (0..capability.compute_engines + capability.copy_engines).map(EngineId)
-}
+/// Interval of attempts to lock the state.
+const LOCK_INTERVAL: Duration = Duration::from_micros(200);
 
 #[cfg(test)]
 mod calls_tests;

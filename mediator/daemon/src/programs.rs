@@ -58,16 +58,19 @@ impl Host {
     ) -> Result<Entering<'a>, HostError> {
         let name = &claimed.name;
         let memory_max_bytes = claimed.memory_max_bytes;
-        let mut state = self.lock();
-        self.room(&state, name)?;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        self.room(state, name)?;
         let claim = Claim {
             weight: claimed.weight,
             default_weight: self.default_weight(),
             memory_bytes: memory_max_bytes,
         };
-        let granted = state.join(name, claimed.uid, claim)?;
+        let granted = state
+            .accounts
+            .join(&mut state.mediation, name, claimed.uid, claim)?;
         state.starting.insert(name.clone(), tenant);
-        drop(state);
+        drop(guard);
         let starting = Starting::of(self, name, tenant);
         let state = self.lock();
         let memory_max_bytes = granted.memory_bytes;

@@ -112,7 +112,7 @@ impl Fleet {
     fn set_declared_account(&self, declared: &Declaration, is_declared: bool) {
         let account = declared.account.as_ref().filter(|_| is_declared);
         for host in self.hosts() {
-            host.declare_account(&declared.name, account);
+            host.lock().accounts.declare(&declared.name, account);
         }
     }
 

@@ -29,7 +29,7 @@ impl Fleet {
     /// Takes settings over when the daemon begins and no tenant is there.
     pub(crate) fn restore_settings(&self, settings: &BTreeMap<String, Settings>) {
         self.hosts()
-            .for_each(|host| host.restore_settings(settings.clone()));
+            .for_each(|host| host.lock().settings.clone_from(settings));
     }
 
     /// Takes debts over when the daemon begins: each where its GPU is, or on the first.
@@ -41,7 +41,7 @@ impl Fleet {
             of[gpu].push(debt);
         }
         for (host, debts) in self.hosts().zip(of) {
-            host.restore_debts(debts);
+            host.lock().accounts.debts.restore(debts);
         }
     }
 
@@ -155,7 +155,10 @@ impl Fleet {
 
     /// Counts up when [`Host::kept_accounts`] of a GPU changes, or [`Self::kept_vms`].
     pub fn kept_changes(&self) -> u64 {
-        let accounts: u64 = self.hosts().map(|host| host.account_changes()).sum();
+        let accounts: u64 = self
+            .hosts()
+            .map(|host| host.lock().accounts.changes())
+            .sum();
         accounts + self.declared_changes.load(Ordering::Relaxed)
     }
 }

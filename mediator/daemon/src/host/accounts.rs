@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use turnstile_accounting::{AccountId, Nanos, TenantId, ledger};
-use turnstile_policies::{Cap, Weight};
+use turnstile_accounting::{AccountId, Ledger, Nanos, TenantId, ledger};
+use turnstile_mediation::Mediation;
+use turnstile_policies::Cap;
 
-use super::settings::SettingsError;
-use super::{Host, State, split};
-use crate::accounts::{AccountsError, Book, Claim, Entry, Granted, Rule, View, of_user};
+use super::debts::Debts;
+use super::split;
+use crate::accounts::{AccountsError, Book, Claim, Entry, Granted, Rule, of_user};
 use crate::error::UserError;
 
 /// Account of a tenant that the book does not know: one that a test makes.
@@ -51,6 +52,7 @@ impl Charged {
 pub(crate) struct Accounts {
     pub(crate) book: Book,
     past: BTreeMap<AccountId, Charged>,
+    pub(crate) debts: Debts,
     /// Counts up when a state file has to be written anew.
     changes: u64,
 }
@@ -119,52 +121,108 @@ impl Accounts {
             _ => (UNKNOWN, of_user(rustix::process::geteuid().as_raw())),
         }
     }
-}
 
-impl State {
     /// A tenant is about to be admitted: its account grants its claim, or refuses it.
     pub(crate) fn join(
         &mut self,
+        mediation: &mut Mediation,
         name: &str,
         uid: u32,
         claim: Claim,
     ) -> Result<Granted, AccountsError> {
-        let known = self.accounts.book.owner(name).cloned();
-        let granted = self.accounts.book.join(name, uid, claim)?;
+        let known = self.book.owner(name).cloned();
+        let granted = self.book.join(name, uid, claim)?;
         if known.as_ref() != Some(&granted.account) {
-            self.accounts.changes += 1;
+            self.changes += 1;
         }
-        if let Some((id, params)) = self.accounts.book.take_changed(&granted.account) {
-            self.mediation.set_account(id, params);
+        if let Some((id, params)) = self.book.take_changed(&granted.account) {
+            mediation.set_account(id, params);
         }
         Ok(granted)
     }
 
-    /// A tenant's last window is closed: what it was charged stays with its account.
-    pub(crate) fn settle(&mut self, tenant: TenantId, account: AccountId) {
-        let totals = self.mediation.ledger().tenant(tenant);
-        self.accounts.past.entry(account).or_default().add(&totals);
-        self.departed.settle(tenant, &totals);
-        self.mediation.settle(tenant);
+    /// What a tenant was charged in all stays with its account.
+    pub(crate) fn settle(&mut self, account: AccountId, totals: &ledger::TenantSnapshot) {
+        self.past.entry(account).or_default().add(totals);
     }
 
     /// Gives the policy the terms that have changed.
-    fn apply_terms(&mut self) {
-        for (id, params) in self.accounts.book.take_all_changed() {
-            self.mediation.set_account(id, params);
+    fn apply_terms(&mut self, mediation: &mut Mediation) {
+        for (id, params) in self.book.take_all_changed() {
+            mediation.set_account(id, params);
         }
     }
 
-    /// Accounts of which a tenant has connected, and what they were charged.
-    pub(crate) fn account_snapshots(&self) -> Vec<AccountSnapshot> {
-        let mut charged = self.accounts.past.clone();
-        let leaving = self.leaving.iter().map(|gone| (gone.tenant, gone.account));
-        let present = self
-            .tenants
-            .iter()
-            .map(|(id, tenant)| (*id, tenant.account.0));
-        for (tenant, account) in leaving.chain(present) {
-            let totals = self.mediation.ledger().tenant(tenant);
+    /// Takes the accounts of a configuration in place of those before. Tenants that are connected
+    /// stay in their accounts; new terms apply at the next decision.
+    pub(crate) fn configure(
+        &mut self,
+        mediation: &mut Mediation,
+        entries: Vec<(String, Rule)>,
+        fronts: BTreeMap<String, String>,
+    ) {
+        let uid = rustix::process::geteuid().as_raw();
+        self.book.configure(entries, fronts, uid);
+        self.apply_terms(mediation);
+    }
+
+    /// What a state file keeps: entries of the API, and names with their accounts.
+    pub(crate) fn kept(&self) -> (BTreeMap<String, Entry>, BTreeMap<String, String>) {
+        (self.book.made(), self.book.names())
+    }
+
+    /// Counts up when [`Self::kept`] changes.
+    pub(crate) const fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// A VM of this name was declared with an account; without one, the declaration is gone.
+    pub(crate) fn declare(&mut self, name: &str, account: Option<&String>) {
+        let declared = &mut self.book.declared;
+        match account {
+            Some(account) => declared.insert(name.to_owned(), account.clone()),
+            None => declared.remove(name),
+        };
+    }
+
+    /// Frees a tenant's name, unless it is connected.
+    pub(crate) fn forget_name(&mut self, mediation: &mut Mediation, name: &str) {
+        if let Some(account) = self.book.forget(name) {
+            mediation.forget_name(account, name);
+            self.changes += 1;
+        }
+    }
+
+    /// Sets the entry of an account, or removes it: see [`super::Host::set_account`].
+    pub(crate) fn set(
+        &mut self,
+        mediation: &mut Mediation,
+        name: &str,
+        rule: Option<Rule>,
+    ) -> Result<(), AccountsError> {
+        let id = self.book.view(name).and_then(|view| view.id);
+        let forgotten = rule.is_none();
+        for (account, name) in self.book.set(name, rule)? {
+            mediation.forget_name(account, &name);
+        }
+        if let Some(id) = id.filter(|_| forgotten) {
+            self.past.remove(&id);
+        }
+        self.changes += 1;
+        self.apply_terms(mediation);
+        Ok(())
+    }
+
+    /// Accounts of which a tenant has connected, and what they were charged: in the past, and those
+    /// of `tenants` in `ledger`.
+    pub(crate) fn snapshots(
+        &self,
+        ledger: &Ledger,
+        tenants: impl Iterator<Item = (TenantId, AccountId)>,
+    ) -> Vec<AccountSnapshot> {
+        let mut charged = self.past.clone();
+        for (tenant, account) in tenants {
+            let totals = ledger.tenant(tenant);
             charged.entry(account).or_default().add(&totals);
         }
         let shown = |(name, id, entry, tenants): (&str, AccountId, &Entry, u32)| {
@@ -180,138 +238,25 @@ impl State {
                 copy_bytes: charged.copy_bytes,
             }
         };
-        self.accounts.book.used().map(shown).collect()
+        self.book.used().map(shown).collect()
     }
 }
 
-impl Host {
-    /// Takes accounts over when the daemon begins and no tenant is there.
-    ///
-    /// # Errors
-    /// If a user of the configuration is not known on this host.
-    pub(crate) fn begin_accounts(&self, config: AccountsConfig) -> Result<(), UserError> {
-        let AccountsConfig {
-            entries,
-            fronts,
-            made,
-            names,
-        } = config;
-        let rule = |(name, entry): (String, Entry)| {
-            let unknown = Rule {
-                entry: entry.clone(),
-                uid: None,
-            };
-            let rule = resolve(entry).unwrap_or_else(|error| {
-                log::warn!("Account {name} of the state file matches no tenant: {error}");
-                unknown
-            });
-            (name, rule)
+/// Finds the numbers of the users of a state file's entries. An entry of an unknown user matches
+/// no tenant.
+pub(crate) fn resolve_made(made: BTreeMap<String, Entry>) -> BTreeMap<String, Rule> {
+    let rule = |(name, entry): (String, Entry)| {
+        let unknown = Rule {
+            entry: entry.clone(),
+            uid: None,
         };
-        let made = made.into_iter().map(rule).collect();
-        self.configure_accounts(resolve_all(entries)?, fronts);
-        self.lock().accounts.book.restore(made, names);
-        Ok(())
-    }
-
-    /// Takes the accounts of a configuration in place of those before. Tenants that are connected
-    /// stay in their accounts; new terms apply at the next decision.
-    pub fn configure_accounts(
-        &self,
-        entries: Vec<(String, Rule)>,
-        fronts: BTreeMap<String, String>,
-    ) {
-        let uid = rustix::process::geteuid().as_raw();
-        let mut state = self.lock();
-        state.accounts.book.configure(entries, fronts, uid);
-        state.apply_terms();
-    }
-
-    /// All accounts by name: those of entries, and those of which a tenant has connected.
-    pub fn accounts(&self) -> BTreeMap<String, View> {
-        self.lock().accounts.book.views()
-    }
-
-    /// What a state file keeps of accounts: entries of the API, and names with their accounts.
-    pub fn kept_accounts(&self) -> (BTreeMap<String, Entry>, BTreeMap<String, String>) {
-        let state = self.lock();
-        (state.accounts.book.made(), state.accounts.book.names())
-    }
-
-    /// Counts up when [`Self::kept_accounts`] changes.
-    pub fn account_changes(&self) -> u64 {
-        self.lock().accounts.changes
-    }
-
-    /// The account that a tenant's name belongs to, if it belongs to one.
-    pub fn owner(&self, name: &str) -> Option<String> {
-        let state = self.lock();
-        state
-            .accounts
-            .book
-            .owner(name)
-            .map(|owner| owner.to_string())
-    }
-
-    /// A tenant of this name is on another GPU: here the name belongs to its account as well.
-    pub(crate) fn learn_name(&self, name: &str, account: &str) {
-        self.lock().accounts.book.learn(name, account);
-    }
-
-    /// A VM of this name was declared with an account; without one, the declaration is gone.
-    pub(crate) fn declare_account(&self, name: &str, account: Option<&String>) {
-        let declared = &mut self.lock().accounts.book.declared;
-        match account {
-            Some(account) => declared.insert(name.to_owned(), account.clone()),
-            None => declared.remove(name),
-        };
-    }
-
-    /// Frees a tenant's name, unless it is connected.
-    pub fn forget_name(&self, name: &str) {
-        let mut state = self.lock();
-        if let Some(account) = state.accounts.book.forget(name) {
-            state.mediation.forget_name(account, name);
-            state.accounts.changes += 1;
-        }
-    }
-
-    /// Whether the policy knows what an entry sets.
-    ///
-    /// # Errors
-    /// If it knows no weights, or no caps.
-    pub fn check_terms(&self, entry: &Entry) -> Result<(), SettingsError> {
-        let weight = (entry.weight != Weight::DEFAULT).then_some(entry.weight);
-        self.check_policy(weight, entry.cap)
-    }
-
-    /// Whether [`Self::set_account`] would take this.
-    ///
-    /// # Errors
-    /// Why not.
-    pub fn check_account(&self, name: &str, rule: Option<&Rule>) -> Result<(), AccountsError> {
-        self.lock().accounts.book.check(name, rule)
-    }
-
-    /// Sets the entry of an account in place of the configuration's; its terms apply at the next
-    /// decision, its matches to tenants that connect from now on. None removes the entry, and frees
-    /// the names of the account.
-    ///
-    /// # Errors
-    /// As [`Self::check_account`]; then nothing is changed.
-    pub fn set_account(&self, name: &str, rule: Option<Rule>) -> Result<(), AccountsError> {
-        let mut state = self.lock();
-        let id = state.accounts.book.view(name).and_then(|view| view.id);
-        let forgotten = rule.is_none();
-        for (account, name) in state.accounts.book.set(name, rule)? {
-            state.mediation.forget_name(account, &name);
-        }
-        if let Some(id) = id.filter(|_| forgotten) {
-            state.accounts.past.remove(&id);
-        }
-        state.accounts.changes += 1;
-        state.apply_terms();
-        Ok(())
-    }
+        let rule = resolve(entry).unwrap_or_else(|error| {
+            log::warn!("Account {name} of the state file matches no tenant: {error}");
+            unknown
+        });
+        (name, rule)
+    };
+    made.into_iter().map(rule).collect()
 }
 
 #[cfg(test)]

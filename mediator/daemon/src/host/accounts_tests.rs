@@ -11,10 +11,10 @@ use turnstile_policies::Weight;
 use turnstile_vmm::wire::{FrameReader, Metadata, PROTOCOL, Read, Region, ToDaemon, ToVmm};
 
 use super::*;
-use crate::HostConfig;
 use crate::accounts::Origin;
 use crate::host::mailbox::Letter;
 use crate::limits::{Limits, Resource, rows};
+use crate::{Host, HostConfig};
 use turnstile_host::memory_file::memory_file;
 use turnstile_soft::{SoftConfig, SoftGpu};
 

@@ -8,7 +8,8 @@ use std::os::unix::net::UnixStream;
 use rustix::event::{EventfdFlags, eventfd};
 use turnstile_abi::{CHUNK_BYTES, MAILBOX_RESULTS};
 use turnstile_accounting::{
-    Anomalies, EngineState, EngineUsage, Signals, SwitchEvent, TenantUsage, Usage, Window,
+    Anomalies, EngineId, EngineState, EngineUsage, Moment, Nanos, Signals, SwitchEvent,
+    TenantUsage, Usage, Window,
 };
 use turnstile_gpu::{Capabilities, ChannelActivity, Order};
 use turnstile_vmm::wire::{FrameReader, Metadata, PROTOCOL, Read, ToDaemon};

@@ -2,6 +2,7 @@
 //! channels, tenants that leave, and memory that is away.
 
 use turnstile_abi::CHUNK_BYTES;
+use turnstile_accounting::{Moment, Nanos};
 use turnstile_gpu::{ChunkId, MemoryEvent};
 
 use super::bench::{Bench, PERIOD, done, gate, show, usage};

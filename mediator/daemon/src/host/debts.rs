@@ -1,7 +1,7 @@
 //! What accounts and tenants are ahead by, over a restart of the daemon.
 //!
-//! - In: debts of an earlier run, by name ([`Host::restore_debts`]).
-//! - Out: debts of this run, and those that no tenant has come back for ([`Host::debts`]).
+//! - In: debts of an earlier run, by name ([`Debts::restore`]).
+//! - Out: debts of this run, and those that no tenant has come back for ([`Debts::with_present`]).
 //! - Invariant: a debt is in force before the first decision about its tenant, once.
 
 use std::collections::BTreeMap;
@@ -9,9 +9,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use turnstile_accounting::{AccountId, EngineId, Moment, Nanos};
+use turnstile_mediation::Mediation;
 use turnstile_policies::Debt;
 
-use super::{Host, State};
+use crate::accounts::Book;
 
 /// Debts that are kept; a daemon has fewer names.
 const DEBTS_MAX: usize = 16_384;
@@ -33,38 +34,44 @@ pub struct KeptDebt {
     pub ahead_ns: u64,
 }
 
-impl State {
+/// Debts of an earlier run that no tenant has come back for.
+#[derive(Debug, Default)]
+pub(crate) struct Debts(pub(super) Vec<KeptDebt>);
+
+impl Debts {
+    /// Takes debts over when the daemon begins and no tenant is there.
+    pub(crate) fn restore(&mut self, mut debts: Vec<KeptDebt>) {
+        debts.truncate(DEBTS_MAX);
+        self.0 = debts;
+    }
+
     /// A tenant is about to be added: its debt, and its account's, are in force again.
-    pub(crate) fn owe(&mut self, account: &(AccountId, String), tenant: &str, now: Moment) {
+    pub(crate) fn owe(
+        &mut self,
+        mediation: &mut Mediation,
+        account: &(AccountId, String),
+        tenant: &str,
+        now: Moment,
+    ) {
         let is_own = |debt: &KeptDebt| {
             let named = debt.tenant.as_deref().is_none_or(|name| name == tenant);
             debt.account == account.1 && named
         };
-        for kept in self.debts.extract_if(.., |debt| is_own(debt)) {
+        for kept in self.0.extract_if(.., |debt| is_own(debt)) {
             let debt = Debt {
                 account: account.0,
                 name: kept.tenant.map(Arc::from),
                 ahead_ns: Nanos(kept.ahead_ns),
             };
-            self.mediation.owe(EngineId(kept.engine), &debt, now);
+            mediation.owe(EngineId(kept.engine), &debt, now);
         }
     }
-}
 
-impl Host {
-    /// Takes debts over when the daemon begins and no tenant is there.
-    pub(crate) fn restore_debts(&self, mut debts: Vec<KeptDebt>) {
-        debts.truncate(DEBTS_MAX);
-        self.lock().debts = debts;
-    }
-
-    /// Debts for the next run of the daemon.
-    pub fn debts(&self) -> Vec<KeptDebt> {
-        let state = self.lock();
-        let used = state.accounts.book.used();
-        let names: BTreeMap<AccountId, &str> = used.map(|row| (row.1, row.0)).collect();
-        let mut debts = state.debts.clone();
-        for (engine, debt) in state.mediation.debts() {
+    /// Those, and the debts of this run.
+    pub(crate) fn with_present(&self, book: &Book, mediation: &Mediation) -> Vec<KeptDebt> {
+        let names: BTreeMap<AccountId, &str> = book.used().map(|row| (row.1, row.0)).collect();
+        let mut debts = self.0.clone();
+        for (engine, debt) in mediation.debts() {
             if let Some(account) = names.get(&debt.account) {
                 debts.push(KeptDebt {
                     gpu: None,

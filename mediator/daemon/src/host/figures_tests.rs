@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use turnstile_abi::regs::status;
 use turnstile_abi::{CHUNK_BYTES, PAGE_BYTES};
-use turnstile_accounting::{EngineState, SwitchEvent};
+use turnstile_accounting::{EngineState, Moment, Nanos, SwitchEvent};
 use turnstile_gpu::Capabilities;
 use turnstile_host::memory_file::memory_file;
 use turnstile_vmm::wire::Region;
@@ -17,7 +17,7 @@ use super::debts::KeptDebt;
 use super::dma::Change;
 use super::recording_gpu::{Call, GATES};
 use super::settings::{MemoryLimits, SettingsError};
-use super::timings::Seen;
+use super::timings::{Seen, Timings};
 use super::*;
 use crate::accounts::{Entry, Rule};
 
@@ -219,7 +219,7 @@ fn account_divides_by_the_weight_that_was_set_while_its_tenants_run() {
     let mut bench = Bench::new(GATES);
     let a = bench.enter_as(1_000, "a", 100);
     let b = bench.enter_as(1_001, "b", 100);
-    assert_eq!(bench.host.account_changes(), 2);
+    assert_eq!(bench.host.lock().accounts.changes(), 2);
     bench.busy = vec![a, b];
     bench.period(&[(a, 5), (b, 5)]);
     let entitled = |bench: &Bench| {
@@ -236,7 +236,7 @@ fn account_divides_by_the_weight_that_was_set_while_its_tenants_run() {
     bench.host.set_account("uid-1000", rule(300)).unwrap();
     bench.period(&[(a, 5), (b, 5)]);
     assert_eq!(entitled(&bench), [12_500_000, 7_500_000]);
-    assert_eq!(bench.host.account_changes(), 3);
+    assert_eq!(bench.host.lock().accounts.changes(), 3);
     let (made, names) = bench.host.kept_accounts();
     assert_eq!(made["uid-1000"].weight, Weight::new(300).unwrap());
     let owned = [("a", "uid-1000"), ("b", "uid-1001")];
@@ -245,10 +245,10 @@ fn account_divides_by_the_weight_that_was_set_while_its_tenants_run() {
     // The same name again is no change, a name that is freed is one.
     bench.host.leave(b);
     bench.enter_as(1_001, "b", 100);
-    assert_eq!(bench.host.account_changes(), 3);
+    assert_eq!(bench.host.lock().accounts.changes(), 3);
     bench.host.leave(a);
     bench.host.forget_name("a");
-    assert_eq!(bench.host.account_changes(), 4);
+    assert_eq!(bench.host.lock().accounts.changes(), 4);
     assert_eq!(bench.host.owner("a"), None);
 }
 
@@ -280,11 +280,11 @@ fn debt_of_an_earlier_run_is_in_force_for_its_own_tenant_alone() {
         debt("uid-1000", None, 80),
     ];
     let mut bench = Bench::new(GATES);
-    bench.host.restore_debts(debts.to_vec());
+    bench.host.lock().accounts.debts.restore(debts.to_vec());
     assert_eq!(bench.host.debts(), debts);
     let b = bench.open("b", 100);
     // The account's debt is in force with its first tenant, a name's with the tenant.
-    let kept = |bench: &Bench| bench.host.lock().debts.clone();
+    let kept = |bench: &Bench| bench.host.lock().accounts.debts.0.clone();
     assert_eq!(kept(&bench), debts[..3]);
     bench.busy = vec![b];
     bench.period(&[(b, 10)]);
@@ -307,7 +307,7 @@ fn debt_of_an_earlier_run_is_in_force_for_its_own_tenant_alone() {
 fn wait_begins_with_a_doorbell_of_a_tenant_that_is_not_on_the_engine() {
     let mut bench = Bench::new(GATES);
     let (a, b) = (bench.open("a", 100), bench.open("b", 100));
-    bench.host.lock().timings = Timings::default();
+    bench.host.lock().records.timings = Timings::default();
     bench.gpu.reported().running[0] = Some(a);
     bench.gpu.reported().now = Moment(1_000);
     bench.host.kicked(a);
@@ -324,7 +324,7 @@ fn wait_begins_with_a_doorbell_of_a_tenant_that_is_not_on_the_engine() {
             state,
         });
     }
-    bench.host.saw(&mut seen);
+    bench.host.lock().records.timings.take(&mut seen);
     let waits: Vec<_> = bench
         .host
         .snapshot()

@@ -5,10 +5,13 @@ use std::time::{Duration, Instant};
 
 use turnstile_accounting::record::{Body, Entry, GapCause, GpuIdentity, TenantKind, TenantRecord};
 use turnstile_accounting::store::{Selection, SqliteStore, Store};
+use turnstile_accounting::{Moment, Nanos};
 
 use super::bench::{Bench, PERIOD, usage};
+use super::recorder::LedgerConfig;
 use super::recording_gpu::{Call, GATES};
 use super::*;
+use crate::journal::Changed;
 use turnstile_gpu::Contexts;
 
 const MS: u64 = 1_000_000;

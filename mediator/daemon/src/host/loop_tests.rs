@@ -1,7 +1,7 @@
 //! What the host answers the accounting thread: work that waits, decisions, polls, channels.
 
 use turnstile_accounting::meter::ChannelReading;
-use turnstile_accounting::{Demand, DemandEvent};
+use turnstile_accounting::{Demand, DemandEvent, Moment};
 use turnstile_gpu::{Capabilities, ChannelActivity, EngineReading, Suspend};
 
 use super::bench::{Bench, activity, show};

@@ -1,10 +1,11 @@
 //! Memory of tenants that together own more than the GPU has: the daemon's use of the memory
 //! keeper.
 
+use std::collections::BTreeMap;
+
 use turnstile_accounting::{Ledger, Metric, Moment, Nanos, TenantId, Usage};
 
-use super::Host;
-use super::peer::Kind;
+use super::peer::{Kind, Tenant};
 use super::snapshot::MemorySnapshot;
 use crate::memory::{Entitlement, EntitlementError, MemoryKeeper};
 use turnstile_gpu::Gpu;
@@ -159,6 +160,26 @@ impl Memory {
         idle + from.unwrap_or_default()
     }
 
+    /// Before the end, brings programs' memory to the GPU as far as it fits, since they would fail
+    /// without it. Turns end. VMs' memory makes way, as it is gone with the daemon in any case.
+    pub(crate) fn bring_back(&mut self, tenants: &BTreeMap<TenantId, Tenant>) {
+        let programs = tenants
+            .iter()
+            .filter(|(_, tenant)| matches!(tenant.kind, Kind::Program(_)));
+        let manager = self.keeper.manager_mut();
+        manager.bring_back(programs.map(|(id, _)| *id));
+    }
+
+    /// Progress of [`Self::bring_back`].
+    pub(crate) fn homecoming(&self, tenants: &BTreeMap<TenantId, Tenant>) -> Homecoming {
+        let (left_bytes, lost) = self.keeper.manager().still_to_come();
+        let name = |id: &TenantId| Some(tenants.get(id)?.name.clone());
+        Homecoming {
+            left_bytes,
+            lost: lost.iter().filter_map(name).collect(),
+        }
+    }
+
     pub(crate) fn snapshot(&self, tenant: TenantId, ledger: &Ledger) -> MemorySnapshot {
         let totals = self.keeper.manager().totals(tenant);
         let moved = ledger.tenant(tenant);
@@ -190,36 +211,6 @@ impl Homecoming {
         self.left_bytes += other.left_bytes;
         self.lost.extend(other.lost);
         self
-    }
-}
-
-impl Host {
-    /// Before the end, brings programs' memory to the GPU as far as it fits, since they would fail
-    /// without it. Turns end. VMs' memory makes way, as it is gone with the daemon in any case.
-    /// [`Self::homecoming`] returns the progress.
-    pub fn bring_memory_back(&self) {
-        let mut state = self.lock();
-        let state = &mut *state;
-        if let Some(memory) = &mut state.memory {
-            let tenants = state.tenants.iter();
-            let programs = tenants.filter(|(_, tenant)| matches!(tenant.kind, Kind::Program(_)));
-            let manager = memory.keeper.manager_mut();
-            manager.bring_back(programs.map(|(id, _)| *id));
-        }
-    }
-
-    /// Progress of [`Self::bring_memory_back`].
-    pub fn homecoming(&self) -> Homecoming {
-        let state = self.lock();
-        let Some(memory) = &state.memory else {
-            return Homecoming::default();
-        };
-        let (left_bytes, lost) = memory.keeper.manager().still_to_come();
-        let name = |id: &TenantId| Some(state.tenants.get(id)?.name.clone());
-        Homecoming {
-            left_bytes,
-            lost: lost.iter().filter_map(name).collect(),
-        }
     }
 }
 

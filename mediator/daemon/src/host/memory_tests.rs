@@ -12,11 +12,11 @@ use turnstile_policies::Weight;
 use turnstile_vmm::wire::FrameWriter;
 
 use super::*;
-use crate::host::HostConfig;
 use crate::host::dma::{Mapped, MemoryDesk};
 use crate::host::mailbox::Mailbox;
 use crate::host::peer::{Peer, Tenant, Vm};
 use crate::host::settings::Brought;
+use crate::host::{Host, HostConfig};
 use crate::limits::Holder;
 use crate::tenant::gates::GateBook;
 use crate::tenant::pages::StatusPage;

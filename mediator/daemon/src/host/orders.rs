@@ -11,7 +11,8 @@ use turnstile_policies::Weight;
 
 use super::memory::Memory;
 use super::peer::Kind;
-use super::{State, engines, split};
+use super::state::State;
+use super::{engines, split};
 use crate::tenant::pages::StatusView;
 
 impl State {

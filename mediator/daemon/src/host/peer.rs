@@ -8,6 +8,7 @@ use turnstile_vmm::wire::{FrameWriter, ToVmm};
 use super::dma::MemoryDesk;
 use super::mailbox::Mailbox;
 use super::settings::Brought;
+use crate::error::chain;
 use crate::limits::Holder;
 use crate::tenant::gates::{GateBook, GateMove};
 use crate::tenant::pages::StatusPage;
@@ -86,6 +87,13 @@ impl Peer {
         self.flush();
     }
 
+    /// Sends the reason for which the tenant ends, and ends the connection.
+    pub(crate) fn end(&mut self, reason: &str) {
+        let text = reason.to_owned();
+        self.send(&ToVmm::Refused { text });
+        self.give_up();
+    }
+
     /// Writes what the socket takes; the rest follows at the end of a later period. A peer that
     /// never reads overflows the queue.
     pub(crate) fn flush(&mut self) {
@@ -112,5 +120,13 @@ impl Peer {
             seq,
             state,
         });
+    }
+}
+
+/// Sends a peer the reason for which it is refused, if its socket takes it.
+pub(crate) fn refuse(error: &dyn std::error::Error, stream: &UnixStream) {
+    let (mut writer, text) = (FrameWriter::new(), chain(error));
+    if writer.push(&ToVmm::Refused { text }, Vec::new()).is_ok() {
+        let _ = writer.flush(stream);
     }
 }

@@ -15,7 +15,10 @@ use turnstile_policies::policy_by_name;
 
 use super::memory::Memory;
 use super::peer::Tenant;
-use super::{Host, Leaving, SETTLE_AFTER, engines};
+use super::recorder::{LedgerConfig, LedgerHealth, LedgerStartError, Recorder};
+use super::state::{Leaving, SETTLE_AFTER};
+use super::{Host, engines};
+use crate::journal::Changed;
 
 impl Host {
     /// Takes what was logged of the engines and of tenants' demand. The policy does not get the
@@ -152,10 +155,11 @@ impl Host {
         if let Some(usage) = truth {
             let kept = 1;
             let ledger = state
+                .records
                 .truth
                 .get_or_insert_with(|| Ledger::new(engines(&*self.gpu), kept));
             if let Err(error) = ledger.append(usage) {
-                count(&mut state.ledger_errors, error);
+                count(&mut state.records.errors, error);
             }
         }
         let activity: Vec<Activity> = state
@@ -177,7 +181,7 @@ impl Host {
         if let Some(memory) = &mut state.memory {
             memory.period(&mut state.mediation, &observed);
         }
-        let recording = state.recorder.is_some();
+        let recording = state.records.recorder.is_some();
         let charged = recording.then(|| (extrapolated.clone(), observed.clone()));
         let orders = match state
             .mediation
@@ -186,7 +190,7 @@ impl Host {
             Ok(orders) => {
                 let orders = orders.to_vec();
                 if let (Some(recorder), Some((extrapolated, observed))) =
-                    (&mut state.recorder, &charged)
+                    (&mut state.records.recorder, &charged)
                 {
                     let usages: Vec<&Usage> = extrapolated.iter().chain([observed]).collect();
                     let (tenants, starting) = (&state.tenants, &state.starting);
@@ -197,7 +201,7 @@ impl Host {
                 orders
             }
             Err(error) => {
-                count(&mut state.ledger_errors, error);
+                count(&mut state.records.errors, error);
                 Vec::new()
             }
         };
@@ -215,16 +219,14 @@ impl Host {
         for tenant in state.tenants.values_mut() {
             tenant.peer.flush();
         }
-        state.untracked.check(end, || self.gpu.report().untracked);
+        state
+            .records
+            .untracked
+            .check(end, || self.gpu.report().untracked);
         state.departed.expire(end);
         let due = |gone: &mut Leaving| end.since(gone.left) >= SETTLE_AFTER;
         let settled: Vec<Leaving> = state.leaving.extract_if(.., due).collect();
-        for Leaving {
-            tenant, account, ..
-        } in settled
-        {
-            state.settle(tenant, account);
-        }
+        settled.into_iter().for_each(|gone| state.settle(gone));
     }
 
     /// Reads put and get of all channels.
@@ -262,6 +264,54 @@ impl Host {
             counts.1 += entry.gates().map_or(0, |gates| gates.channels().count()) as u32;
         }
         counts
+    }
+
+    /// Begins to make what is charged durable.
+    pub(crate) fn open_ledger(&self, config: LedgerConfig) -> Result<(), LedgerStartError> {
+        self.lock().records.recorder = Some(Recorder::start(config, self.common.boot, &*self.gpu)?);
+        Ok(())
+    }
+
+    /// Writes the last window; false if the ledger lacks something of this run. No period may end
+    /// after this.
+    pub(crate) fn close_ledger(&self) -> bool {
+        let mut recorder = self.lock().records.recorder.take();
+        if let Some(recorder) = recorder.as_mut().filter(|_| !self.is_there()) {
+            recorder.ends_silent(self.gpu.now());
+        }
+        recorder.is_none_or(Recorder::close)
+    }
+
+    /// Why the durable ledger is not written now; none while it is, and without one.
+    pub fn ledger_reason(&self) -> Option<String> {
+        self.lock()
+            .records
+            .recorder
+            .as_ref()
+            .and_then(Recorder::reason)
+    }
+
+    /// How the durable ledger stands; none without one.
+    pub fn ledger_health(&self) -> Option<LedgerHealth> {
+        self.lock().records.recorder.as_ref().map(Recorder::health)
+    }
+
+    /// Whether a change can be noted in the ledger now; always without one.
+    pub fn can_note(&self) -> bool {
+        self.lock()
+            .records
+            .recorder
+            .as_ref()
+            .is_none_or(Recorder::can_note)
+    }
+
+    /// Notes a change that was made, in the journal (as an event of this kind) and in the ledger.
+    /// `name` is the tenant's or the account's.
+    pub fn note(&self, kind: &str, name: &str, changed: Changed) {
+        if let Some(recorder) = &self.lock().records.recorder {
+            recorder.note(name, &changed);
+        }
+        self.common.journal.add(kind, name, Some(changed));
     }
 }
 

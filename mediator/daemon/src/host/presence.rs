@@ -136,7 +136,7 @@ impl Host {
 
     /// Nothing is known of the engines until `to`.
     pub(crate) fn unknown(&self, to: Moment) {
-        if let Some(recorder) = &mut self.lock().recorder {
+        if let Some(recorder) = &mut self.lock().records.recorder {
             recorder.silent(to);
         }
     }
@@ -159,7 +159,7 @@ impl Host {
         let taken = self.gpu.take_back();
         let mut state = self.lock();
         let now = self.gpu.now();
-        if let Some(recorder) = &mut state.recorder {
+        if let Some(recorder) = &mut state.records.recorder {
             recorder.silent(now);
         }
         let contexts = taken?;

@@ -1,19 +1,17 @@
 //! An operator's settings of a tenant, by its name. They stay when the tenant leaves, and apply
 //! when it is back.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use turnstile_accounting::{Metadata, TenantId};
+use turnstile_accounting::Metadata;
 use turnstile_policies::{Cap, POLICIES, PolicyRow, TenantParams, Weight, policy_by_name};
 use utoipa::ToSchema;
 
-use super::{Host, State};
 use crate::memory::{Entitlement, EntitlementError};
 
 /// Tenants of which something may be set, connected or not.
-const NAMES_MAX: usize = 4_096;
+pub(crate) const NAMES_MAX: usize = 4_096;
 
 /// Settings of one tenant; a field that is not set is as the tenant brought it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -141,6 +139,15 @@ impl Settings {
         self.weight.unwrap_or(brought.weight)
     }
 
+    /// Whether a policy knows what is set, and the limits of memory rise.
+    pub(crate) fn check(&self, policy: &str) -> Result<(), SettingsError> {
+        check_policy(policy, self.weight, self.cap)?;
+        if self.latency_target {
+            check_row(policy, "latency targets", |row| row.targets)?;
+        }
+        Ok(self.memory.check()?)
+    }
+
     pub(crate) fn params(&self, brought: Brought) -> TenantParams {
         TenantParams {
             weight: self.weight(brought),
@@ -149,141 +156,44 @@ impl Settings {
     }
 }
 
-impl State {
-    /// What was set of a name.
-    pub(crate) fn set_of(&self, name: &str) -> Settings {
-        self.settings.get(name).cloned().unwrap_or_default()
+/// Whether a policy knows weights, if there is one, and caps, if there is one.
+pub(crate) fn check_policy(
+    policy: &str,
+    weight: Option<Weight>,
+    cap: Option<Cap>,
+) -> Result<(), SettingsError> {
+    if weight.is_some() {
+        check_row(policy, "weights", |row| row.weights)?;
     }
-
-    pub(super) fn find(&self, name: &str) -> Option<(TenantId, Brought)> {
-        let mut tenants = self.tenants.iter();
-        let (tenant, entry) = tenants.find(|(_, entry)| entry.name == name)?;
-        Some((*tenant, entry.brought))
+    if cap.is_some() {
+        check_row(policy, "caps", |row| row.caps)?;
     }
+    Ok(())
 }
 
-impl Host {
-    /// Takes over what was set before, when the daemon begins and no tenant is there.
-    pub(crate) fn restore_settings(&self, settings: BTreeMap<String, Settings>) {
-        self.lock().settings = settings;
+/// Whether a policy has this.
+fn check_row(
+    policy: &str,
+    what: &'static str,
+    has: fn(&PolicyRow) -> bool,
+) -> Result<(), SettingsError> {
+    if policy_by_name(policy).is_some_and(has) {
+        return Ok(());
     }
-
-    /// Everything that was set, by name.
-    pub fn settings(&self) -> BTreeMap<String, Settings> {
-        self.lock().settings.clone()
-    }
-
-    /// Whether these could be set of this tenant, connected or not; `None` removes its settings.
-    ///
-    /// # Errors
-    /// Why not.
-    pub fn check_settings(
-        &self,
-        name: &str,
-        settings: Option<&Settings>,
-    ) -> Result<(), SettingsError> {
-        // Empty ones take a place too.
-        if settings.is_some() {
-            let set = &self.lock().settings;
-            if set.len() >= NAMES_MAX && !set.contains_key(name) {
-                return Err(SettingsError::TooMany);
-            }
-        }
-        let settings = &settings.cloned().unwrap_or_default();
-        self.check_policy(settings.weight, settings.cap)?;
-        if settings.latency_target {
-            self.check_row("latency targets", |row| row.targets)?;
-        }
-        settings.memory.check()?;
-        let state = self.lock();
-        let limits = &settings.memory;
-        if state.memory.is_none() && (limits.min_bytes > 0 || limits.high_bytes.is_some()) {
-            return Err(SettingsError::Immovable);
-        }
-        let Some((tenant, brought)) = state.find(name) else {
-            return Ok(());
-        };
-        if let Some(memory) = &state.memory {
-            memory.check(
-                tenant,
-                limits.entitlement(brought, settings.weight(brought)),
-            )?;
-        }
-        if limits.max_bytes.is_some() && !self.gpu.capabilities().memory_held {
-            return Err(SettingsError::UnknownHeld);
-        }
-        Ok(())
-    }
-
-    /// Whether the policy knows weights, if there is one, and caps, if there is one.
-    pub(crate) fn check_policy(
-        &self,
-        weight: Option<Weight>,
-        cap: Option<Cap>,
-    ) -> Result<(), SettingsError> {
-        if weight.is_some() {
-            self.check_row("weights", |row| row.weights)?;
-        }
-        if cap.is_some() {
-            self.check_row("caps", |row| row.caps)?;
-        }
-        Ok(())
-    }
-
-    /// Whether the policy has this.
-    fn check_row(
-        &self,
-        what: &'static str,
-        has: fn(&PolicyRow) -> bool,
-    ) -> Result<(), SettingsError> {
-        let policy = &self.config.policy;
-        if policy_by_name(policy).is_some_and(has) {
-            return Ok(());
-        }
-        let others = POLICIES.iter().filter(|row| has(row)).map(|row| row.name);
-        Err(SettingsError::Policy {
-            policy: policy.clone(),
-            what,
-            others: others.collect::<Vec<_>>().join(", "),
-        })
-    }
-
-    /// Sets these of a tenant, from the next decision on, or when it connects. `None` removes its
-    /// settings.
-    ///
-    /// # Errors
-    /// As [`Self::check_settings`]; then nothing is changed.
-    pub fn set_settings(
-        &self,
-        name: &str,
-        settings: Option<Settings>,
-    ) -> Result<(), SettingsError> {
-        self.check_settings(name, settings.as_ref())?;
-        let wanted = settings.clone().unwrap_or_default();
-        let mut state = self.lock();
-        let state = &mut *state;
-        if let Some((tenant, brought)) = state.find(name) {
-            let TenantParams { weight, cap } = wanted.params(brought);
-            if let Some(memory) = &mut state.memory {
-                memory.set(tenant, wanted.memory.entitlement(brought, weight))?;
-            }
-            // The policy has every tenant that the host has.
-            let _ = state.mediation.set_weight(tenant, weight);
-            let _ = state.mediation.set_cap(tenant, cap);
-            let _ = state.mediation.set_target(tenant, wanted.latency_target);
-            state.described.set(tenant, &wanted.metadata);
-        }
-        match settings {
-            Some(settings) => state.settings.insert(name.to_owned(), settings),
-            None => state.settings.remove(name),
-        };
-        Ok(())
-    }
+    let others = POLICIES.iter().filter(|row| has(row)).map(|row| row.name);
+    Err(SettingsError::Policy {
+        policy: policy.to_owned(),
+        what,
+        others: others.collect::<Vec<_>>().join(", "),
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
+    use crate::Host;
     use crate::HostConfig;
     use crate::host::bench::Bench;
     use crate::host::recording_gpu::{GATES, MOVABLE};
@@ -384,7 +294,7 @@ mod tests {
             ..Settings::default()
         };
         let kept = BTreeMap::from([("a".to_owned(), set)]);
-        bench.host.restore_settings(kept.clone());
+        bench.host.lock().settings.clone_from(&kept);
         assert_eq!(bench.host.settings(), kept);
         bench.enter("a", 100);
         bench.enter("b", 100);

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use turnstile_abi::ErrorCode;
@@ -16,15 +14,14 @@ use super::accounts::AccountSnapshot;
 use super::peer::{Kind, Tenant};
 use super::recorder::{LedgerHealth, Recorder};
 use super::settings::Settings;
-use super::{Host, State, split};
+use super::split;
+use super::state::State;
+use crate::common::Common;
 use crate::histogram::Histogram;
 use crate::limits::LimitsSnapshot;
 use crate::tenant::gates::GateBook;
-use turnstile_gpu::Untracked;
+use turnstile_gpu::{Gpu, Untracked};
 use turnstile_mediation::Tally;
-
-/// Interval of attempts to lock the state.
-const LOCK_INTERVAL: Duration = Duration::from_micros(200);
 
 /// What a tenant is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -203,91 +200,23 @@ impl TenantSnapshot {
             memory: None,
         }
     }
-}
-
-impl Host {
-    /// Tenants, totals, conservation.
-    pub fn snapshot(&self) -> HostSnapshot {
-        self.copy(&self.lock())
-    }
-
-    /// The same, unless the state cannot be had in `patience`.
-    pub fn try_snapshot(&self, patience: Duration) -> Option<HostSnapshot> {
-        let begin = Instant::now();
-        loop {
-            if let Some(state) = self.try_lock() {
-                return Some(self.copy(&state));
-            }
-            if begin.elapsed() >= patience {
-                return None;
-            }
-            thread::sleep(LOCK_INTERVAL);
-        }
-    }
-
-    fn copy(&self, state: &State) -> HostSnapshot {
-        let charged = state.mediation.ledger();
-        let truth = state.truth.as_ref().unwrap_or(charged);
-        let total = truth.snapshot();
-        let at = total.window.map_or(Moment(0), |window| window.to());
-        let wall = total.window.map_or(0, |window| window.length().0);
-        let mut report = self.gpu.report();
-        let tenants = state.tenants.iter().map(|(tenant, entry)| {
-            let faults = report.faults.remove(tenant).unwrap_or_default();
-            self.tenant_snapshot(state, at, (*tenant, entry), faults)
-        });
-        let tenants = tenants.collect();
-        let conservation_error_ns = total
-            .engines
-            .iter()
-            .map(|engine| i128::from(wall) - i128::from(engine.totals.accounted_ns().0))
-            .map(i128::abs)
-            .sum();
-        HostSnapshot {
-            gpu: report.figures,
-            at,
-            memory_bytes: self.gpu.capabilities().memory_bytes,
-            tenants,
-            accounts: state.account_snapshots(),
-            engines: total.engines,
-            departed: state.departed.all(|tenant| {
-                let unsettled = state.leaving.iter().any(|gone| gone.tenant == tenant);
-                unsettled.then(|| charged.tenant(tenant))
-            }),
-            conservation_error_ns,
-            untracked: report.untracked,
-            limits: self.limits().snapshot(),
-            owners: state
-                .settings
-                .keys()
-                .filter_map(|name| {
-                    Some((name.clone(), state.accounts.book.owner(name)?.to_string()))
-                })
-                .collect(),
-            settings: state.settings.clone(),
-            ledger: state.recorder.as_ref().map(Recorder::health),
-            ledger_reason: state.recorder.as_ref().and_then(Recorder::reason),
-            ledger_errors: state.ledger_errors,
-            switches: state.timings.switches(),
-        }
-    }
 
     /// What is shown of a tenant; the last window ended at `at`.
-    pub(super) fn tenant_snapshot(
-        &self,
+    pub(super) fn of(
         state: &State,
+        (gpu, common): (&dyn Gpu, &Common),
         at: Moment,
         (tenant, entry): (TenantId, &Tenant),
         faults: BTreeMap<ErrorCode, u64>,
-    ) -> TenantSnapshot {
+    ) -> Self {
         let charged = state.mediation.ledger();
-        let truth = state.truth.as_ref().unwrap_or(charged);
+        let truth = state.records.truth.as_ref().unwrap_or(charged);
         let totals = charged.tenant(tenant);
         let (compute, copy) = split(&totals.engines);
         let (engine, _) = split(&truth.tenant(tenant).engines);
         let set = state.set_of(&entry.name);
         let limit = set.memory.max_bytes.unwrap_or(entry.brought.memory_bytes);
-        TenantSnapshot {
+        Self {
             tenant,
             name: entry.name.clone(),
             account: entry.account.1.clone(),
@@ -308,13 +237,12 @@ impl Host {
             gate_moves: entry.gates().map_or(0, GateBook::moves),
             slices: compute.begun,
             tally: state.mediation.tally(tenant),
-            latency: state.timings.latency(tenant),
+            latency: state.records.timings.latency(tenant),
             faults,
-            memory_held_bytes: self
-                .gpu
+            memory_held_bytes: gpu
                 .capabilities()
                 .memory_held
-                .then(|| self.gpu.memory(tenant).held_bytes),
+                .then(|| gpu.memory(tenant).held_bytes),
             memory_limit_bytes: (limit > 0).then_some(limit),
             memory: state
                 .memory
@@ -323,9 +251,62 @@ impl Host {
             kind: match entry.kind {
                 Kind::Vm(_) => TenantKind::Vm,
                 Kind::Program(_) => TenantKind::Program {
-                    processes: self.common.registry().count(tenant),
+                    processes: common.registry().count(tenant),
                 },
             },
+        }
+    }
+}
+
+impl HostSnapshot {
+    /// Tenants, totals, conservation.
+    pub(super) fn of(state: &State, gpu: &dyn Gpu, common: &Common) -> Self {
+        let charged = state.mediation.ledger();
+        let truth = state.records.truth.as_ref().unwrap_or(charged);
+        let total = truth.snapshot();
+        let at = total.window.map_or(Moment(0), |window| window.to());
+        let wall = total.window.map_or(0, |window| window.length().0);
+        let mut report = gpu.report();
+        let tenants = state.tenants.iter().map(|(tenant, entry)| {
+            let faults = report.faults.remove(tenant).unwrap_or_default();
+            TenantSnapshot::of(state, (gpu, common), at, (*tenant, entry), faults)
+        });
+        let tenants = tenants.collect();
+        let leaving = state.leaving.iter().map(|gone| (gone.tenant, gone.account));
+        let present = state.tenants.iter();
+        let present = present.map(|(id, tenant)| (*id, tenant.account.0));
+        let conservation_error_ns = total
+            .engines
+            .iter()
+            .map(|engine| i128::from(wall) - i128::from(engine.totals.accounted_ns().0))
+            .map(i128::abs)
+            .sum();
+        Self {
+            gpu: report.figures,
+            at,
+            memory_bytes: gpu.capabilities().memory_bytes,
+            tenants,
+            accounts: state.accounts.snapshots(charged, leaving.chain(present)),
+            engines: total.engines,
+            departed: state.departed.all(|tenant| {
+                let unsettled = state.leaving.iter().any(|gone| gone.tenant == tenant);
+                unsettled.then(|| charged.tenant(tenant))
+            }),
+            conservation_error_ns,
+            untracked: report.untracked,
+            limits: common.limits.snapshot(),
+            owners: state
+                .settings
+                .keys()
+                .filter_map(|name| {
+                    Some((name.clone(), state.accounts.book.owner(name)?.to_string()))
+                })
+                .collect(),
+            settings: state.settings.clone(),
+            ledger: state.records.recorder.as_ref().map(Recorder::health),
+            ledger_reason: state.records.recorder.as_ref().and_then(Recorder::reason),
+            ledger_errors: state.records.errors,
+            switches: state.records.timings.switches(),
         }
     }
 }

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use turnstile_accounting::{EngineState, Moment, SwitchEvent, TenantId};
 
-use super::Host;
 use crate::histogram::Histogram;
 use turnstile_mediation::COMPUTE;
 
@@ -20,6 +19,11 @@ pub(crate) struct Seen {
 const SEEN_MAX: usize = 4_096;
 
 impl Seen {
+    /// Whether nothing was seen.
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.switches.is_empty() && self.ran.is_empty()
+    }
+
     pub(crate) fn event(&mut self, event: &SwitchEvent) {
         if event.engine != COMPUTE {
             return;
@@ -56,7 +60,8 @@ impl Timings {
         self.latencies.remove(&tenant);
     }
 
-    fn take(&mut self, seen: &mut Seen) {
+    /// Takes over what was seen in the log.
+    pub(crate) fn take(&mut self, seen: &mut Seen) {
         for length in seen.switches.drain(..) {
             self.switches.observe(length);
         }
@@ -79,15 +84,6 @@ impl Timings {
     /// From a tenant's waking up to its being on the engine.
     pub(crate) fn latency(&self, tenant: TenantId) -> Histogram {
         self.latencies.get(&tenant).copied().unwrap_or_default()
-    }
-}
-
-impl Host {
-    /// Takes over what was seen in the log.
-    pub(crate) fn saw(&self, seen: &mut Seen) {
-        if !(seen.switches.is_empty() && seen.ran.is_empty()) {
-            self.lock().timings.take(seen);
-        }
     }
 }
 
