@@ -1,8 +1,9 @@
 //! What all GPUs of a daemon have in common.
 
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use turnstile_accounting::TenantId;
 use uuid::Uuid;
 
 use super::journal::Journal;
@@ -15,7 +16,7 @@ pub(crate) struct Common {
     /// This run of the daemon.
     pub(crate) boot: Uuid,
     /// Number of the next tenant.
-    pub(crate) next: Arc<AtomicU32>,
+    next: Arc<AtomicU32>,
     pub(crate) journal: Arc<Journal>,
     /// Counts what tenants, accounts and clients hold. Its lock is an innermost one.
     pub(crate) limits: Arc<Limits>,
@@ -34,6 +35,11 @@ impl Common {
             limits: Limits::new(rows((gpus * tenants_max) as u64)),
             registry: Arc::default(),
         }
+    }
+
+    /// A number that no tenant of this daemon had before.
+    pub(crate) fn number(&self) -> TenantId {
+        TenantId(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Processes of all programs.

@@ -27,6 +27,7 @@ use turnstile_vmm::wire::ToDaemon;
 use uuid::Uuid;
 use vmm_sys_util::eventfd::EventFd;
 
+use super::admission;
 use super::common::Common;
 use super::declared::doors::Doors;
 use super::declared::{Entry, Life};
@@ -253,7 +254,7 @@ impl Fleet {
         };
         let gpu = seat.gpu;
         let host = self.members[gpu].host.clone();
-        let (tenant, account, kick) = host.admit(hello, fds, stream, uid)?;
+        let (tenant, account, kick) = admission::admit(&host, hello, fds, stream, uid)?;
         if !seat.taken(tenant) {
             host.leave(tenant);
             return Err(HostError::Removed);

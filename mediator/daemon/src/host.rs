@@ -41,9 +41,9 @@ pub use self::config::HostConfig;
 use self::debts::KeptDebt;
 pub(crate) use self::engines::{engines, split};
 use self::mailbox::Letter;
-use self::memory::Homecoming;
 use self::peer::Tenant;
 pub(crate) use self::peer::refuse;
+use self::presence::GpuPresence;
 use self::settings::{Settings, SettingsError, check_policy};
 use self::snapshot::{HostSnapshot, TenantSnapshot};
 use self::state::{Leaving, State};
@@ -66,8 +66,8 @@ pub struct Host {
     /// Weight of a tenant that names none; may change while the daemon runs.
     default_weight: AtomicU32,
     state: Mutex<State>,
-    /// Whether the GPU is there, and why not. An innermost lock.
-    presence: Mutex<(presence::Presence, String)>,
+    /// Whether the GPU is there, and why not.
+    presence: GpuPresence,
     /// The accounting thread sleeps for longer than a period, as no tenant has work.
     idle: AtomicBool,
 }
@@ -103,7 +103,7 @@ impl Host {
             common,
             state: Mutex::new(state),
             idle: AtomicBool::new(false),
-            presence: Mutex::default(),
+            presence: GpuPresence::default(),
         })
     }
 
@@ -169,8 +169,23 @@ impl Host {
 
     /// Whether a tenant of this name is here, or is being admitted.
     pub(super) fn has(&self, name: &str) -> bool {
-        let state = self.lock();
-        state.starting.contains_key(name) || state.find(name).is_some()
+        self.lock().has(name)
+    }
+
+    /// Whether there is room for one more tenant, of this name.
+    pub(super) fn room(&self, state: &State, name: &str) -> Result<(), HostError> {
+        let max = self.config.tenants_max;
+        if state.tenants.len() + state.starting.len() >= max {
+            return Err(HostError::TooManyTenants { max });
+        }
+        if self.presence.is_removed() {
+            return Err(HostError::Removed);
+        }
+        if state.has(name) {
+            let name = name.to_owned();
+            return Err(HostError::NameTaken { name });
+        }
+        Ok(())
     }
 
     /// A tenant is gone.
@@ -314,6 +329,17 @@ impl Host {
         }
     }
 
+    /// Why nothing is known of the GPU now; none while it answers, and while it is removed. Waits
+    /// for no device.
+    pub fn silence(&self) -> Option<String> {
+        self.presence.silence()
+    }
+
+    /// Whether an operator has removed the GPU.
+    pub fn is_removed(&self) -> bool {
+        self.presence.is_removed()
+    }
+
     /// The VM of this name, if it is connected.
     pub(crate) fn vm_named(&self, name: &str) -> Option<TenantId> {
         let mut vms = self.vms().into_iter();
@@ -451,24 +477,6 @@ impl Host {
     ) -> Result<(), SettingsError> {
         self.check_settings(name, settings.as_ref())?;
         self.lock().set_settings(name, settings)
-    }
-
-    /// Before the end, brings memory of programs to the GPU: see [`Memory::bring_back`].
-    /// [`Self::homecoming`] returns the progress.
-    pub fn bring_memory_back(&self) {
-        let state = &mut *self.lock();
-        if let Some(memory) = &mut state.memory {
-            memory.bring_back(&state.tenants);
-        }
-    }
-
-    /// Progress of [`Self::bring_memory_back`].
-    pub fn homecoming(&self) -> Homecoming {
-        let state = self.lock();
-        let memory = state.memory.as_ref();
-        memory.map_or_else(Homecoming::default, |memory| {
-            memory.homecoming(&state.tenants)
-        })
     }
 }
 

@@ -38,32 +38,34 @@ pub(super) struct Claimed {
     pub(super) uid: u32,
 }
 
-impl Host {
-    /// The tenant within which a process runs, if it is one of a program here.
-    pub(super) fn program_around(&self, pid: u32) -> Option<String> {
-        let state = self.lock();
-        process::nearest(pid, process::parent, |pid| {
-            let is_root = |root: Identity| root.pid == pid && root.is_there();
-            let mut tenants = state.tenants.values();
-            let outer = tenants.find(|tenant| tenant.root().is_some_and(is_root));
-            outer.map(|tenant| tenant.name.clone())
-        })
+fn report(host: &Host, tenant: TenantId, event: ProgramEvent<'_>) {
+    if let Err(refusal) = host.gpu().program(tenant, event) {
+        log::debug!("{tenant}: {refusal}");
     }
+}
 
-    /// Begins to take a program in on this GPU. It is taken back unless it enters.
-    pub(super) fn prepare_program<'a>(
-        &'a self,
+/// A program on one GPU, taken back there unless it enters.
+pub(super) struct Entering<'a> {
+    starting: Starting<'a>,
+    brought: Brought,
+    account: Arc<str>,
+}
+
+impl<'a> Entering<'a> {
+    /// Begins to take a program in on a GPU. It is taken back unless it enters.
+    pub(super) fn prepare(
+        host: &'a Host,
         claimed: &Claimed,
         tenant: TenantId,
-    ) -> Result<Entering<'a>, HostError> {
+    ) -> Result<Self, HostError> {
         let name = &claimed.name;
         let memory_max_bytes = claimed.memory_max_bytes;
-        let mut guard = self.lock();
+        let mut guard = host.lock();
         let state = &mut *guard;
-        self.room(state, name)?;
+        host.room(state, name)?;
         let claim = Claim {
             weight: claimed.weight,
-            default_weight: self.default_weight(),
+            default_weight: host.default_weight(),
             memory_bytes: memory_max_bytes,
         };
         let granted = state
@@ -71,15 +73,15 @@ impl Host {
             .join(&mut state.mediation, name, claimed.uid, claim)?;
         state.starting.insert(name.clone(), tenant);
         drop(guard);
-        let starting = Starting::of(self, name, tenant);
-        let state = self.lock();
+        let starting = Starting::of(host, name, tenant);
+        let state = host.lock();
         let memory_max_bytes = granted.memory_bytes;
         let memory = state.memory.as_ref().filter(|_| claimed.movable);
         let brought = Brought {
             weight: granted.weight,
             memory_bytes: memory.map_or(0, |memory| {
                 let most = memory.unreserved_bytes();
-                memory_max_bytes.map_or(most, |max| max.min(self.gpu.capabilities().memory_bytes))
+                memory_max_bytes.map_or(most, |max| max.min(host.gpu.capabilities().memory_bytes))
             }),
             min_bytes: claimed.memory_min_bytes.unwrap_or(0),
             high_bytes: claimed.memory_high_bytes,
@@ -99,93 +101,14 @@ impl Host {
             root: claimed.root.pid,
             memory_max_bytes: max_bytes,
         };
-        self.gpu().program(tenant, started)?;
-        Ok(Entering {
+        host.gpu().program(tenant, started)?;
+        Ok(Self {
             starting,
             brought,
             account: granted.account,
         })
     }
 
-    fn take_process(&self, tenant: TenantId, pidfd: &OwnedFd) -> Result<u32, ProcessError> {
-        let known = || process::of_pidfd(pidfd);
-        let pid = known().ok_or(ProcessError::NoProcess)?;
-        let identity = Identity::of(pid).ok_or(ProcessError::Stranger)?;
-        let root = self.lock().tenants.get(&tenant).and_then(Tenant::root);
-        let root = root.ok_or(ProcessError::Stranger)?;
-        // The pid is read again: the process that had this number when its identity was read has it
-        // still.
-        if !identity.descends_from(root) || known() != Some(pid) {
-            return Err(ProcessError::Stranger);
-        }
-        let state = self.lock();
-        let entry = state.tenants.get(&tenant).ok_or(ProcessError::Stranger)?;
-        let held = self.limits().take(Resource::Objects, &entry.holder, 1)?;
-        self.common.registry().admit(tenant, identity, Some(held))?;
-        Ok(pid)
-    }
-
-    fn take_memory(&self, tenant: TenantId, connection: OwnedFd) -> Result<(), String> {
-        let peer = rustix::net::sockopt::socket_peercred(&connection);
-        let peer = peer.map_err(|errno| errno.to_string())?;
-        let identity = Identity::of(peer.pid.as_raw_pid().unsigned_abs());
-        let root = self.lock().tenants.get(&tenant).and_then(Tenant::root);
-        // The process that connected may have ended since; then none of its memory has to move.
-        let own = identity
-            .zip(root)
-            .is_some_and(|(own, root)| own.descends_from(root));
-        if !own {
-            return Err(ProcessError::Stranger.to_string());
-        }
-        let memory = ProgramEvent::Memory(connection);
-        self.gpu()
-            .program(tenant, memory)
-            .map_err(|refusal| refusal.to_string())
-    }
-
-    /// The changes that a process of a program may report. None if it has ended.
-    fn permit(
-        &self,
-        tenant: TenantId,
-        pid: u32,
-        changes: Vec<ObjectChange>,
-    ) -> Option<Vec<ObjectChange>> {
-        let state = self.lock();
-        let entry = state.tenants.get(&tenant)?;
-        let mut registry = self.common.registry();
-        let same = registry.identity(tenant, pid);
-        same.filter(|identity| identity.is_there())?;
-        let take = || self.limits().take(Resource::Objects, &entry.holder, 1).ok();
-        let permitted = registry.permit(pid, changes, take);
-        drop(registry);
-        let logs = permitted.refused.is_some()
-            && self
-                .limits()
-                .permits(Resource::LogLines, &entry.holder, Instant::now());
-        drop(state);
-        if let Some(client) = permitted.refused.filter(|_| logs) {
-            log::warn!(
-                "{tenant}: process {pid} names client {client:#x}, which is another process's; refused (logged once)"
-            );
-        }
-        Some(permitted.changes)
-    }
-
-    fn report(&self, tenant: TenantId, event: ProgramEvent<'_>) {
-        if let Err(refusal) = self.gpu().program(tenant, event) {
-            log::debug!("{tenant}: {refusal}");
-        }
-    }
-}
-
-/// A program on one GPU, taken back there unless it enters.
-pub(super) struct Entering<'a> {
-    starting: Starting<'a>,
-    brought: Brought,
-    account: Arc<str>,
-}
-
-impl Entering<'_> {
     /// The program is a tenant of this GPU from now on.
     pub(super) fn enter(self, claimed: &Claimed, stream: UnixStream) {
         let Starting { host, tenant, .. } = self.starting;
@@ -249,9 +172,71 @@ impl Program {
         &self.hosts[0]
     }
 
+    fn take_process(&self, pidfd: &OwnedFd) -> Result<u32, ProcessError> {
+        let (host, tenant) = (self.first(), self.tenant);
+        let known = || process::of_pidfd(pidfd);
+        let pid = known().ok_or(ProcessError::NoProcess)?;
+        let identity = Identity::of(pid).ok_or(ProcessError::Stranger)?;
+        let root = host.lock().tenants.get(&tenant).and_then(Tenant::root);
+        let root = root.ok_or(ProcessError::Stranger)?;
+        // The pid is read again: the process that had this number when its identity was read has it
+        // still.
+        if !identity.descends_from(root) || known() != Some(pid) {
+            return Err(ProcessError::Stranger);
+        }
+        let state = host.lock();
+        let entry = state.tenants.get(&tenant).ok_or(ProcessError::Stranger)?;
+        let held = host.limits().take(Resource::Objects, &entry.holder, 1)?;
+        host.common.registry().admit(tenant, identity, Some(held))?;
+        Ok(pid)
+    }
+
+    fn take_memory(&self, connection: OwnedFd) -> Result<(), String> {
+        let (host, tenant) = (self.first(), self.tenant);
+        let peer = rustix::net::sockopt::socket_peercred(&connection);
+        let peer = peer.map_err(|errno| errno.to_string())?;
+        let identity = Identity::of(peer.pid.as_raw_pid().unsigned_abs());
+        let root = host.lock().tenants.get(&tenant).and_then(Tenant::root);
+        // The process that connected may have ended since; then none of its memory has to move.
+        let own = identity
+            .zip(root)
+            .is_some_and(|(own, root)| own.descends_from(root));
+        if !own {
+            return Err(ProcessError::Stranger.to_string());
+        }
+        let memory = ProgramEvent::Memory(connection);
+        host.gpu()
+            .program(tenant, memory)
+            .map_err(|refusal| refusal.to_string())
+    }
+
+    /// The changes that a process of a program may report. None if it has ended.
+    fn permit(&self, pid: u32, changes: Vec<ObjectChange>) -> Option<Vec<ObjectChange>> {
+        let (host, tenant) = (self.first(), self.tenant);
+        let state = host.lock();
+        let entry = state.tenants.get(&tenant)?;
+        let mut registry = host.common.registry();
+        let same = registry.identity(tenant, pid);
+        same.filter(|identity| identity.is_there())?;
+        let take = || host.limits().take(Resource::Objects, &entry.holder, 1).ok();
+        let permitted = registry.permit(pid, changes, take);
+        drop(registry);
+        let logs = permitted.refused.is_some()
+            && host
+                .limits()
+                .permits(Resource::LogLines, &entry.holder, Instant::now());
+        drop(state);
+        if let Some(client) = permitted.refused.filter(|_| logs) {
+            log::warn!(
+                "{tenant}: process {pid} names client {client:#x}, which is another process's; refused (logged once)"
+            );
+        }
+        Some(permitted.changes)
+    }
+
     /// A launcher reports a process of its program. Returns the process's number on this host.
     pub(super) fn process(&self, pid: u32, pidfd: &OwnedFd) -> Option<u32> {
-        let taken = self.first().take_process(self.tenant, pidfd);
+        let taken = self.take_process(pidfd);
         if let Err(error) = &taken {
             let mut state = self.first().lock();
             if let Some(entry) = state.tenants.get_mut(&self.tenant) {
@@ -265,7 +250,7 @@ impl Program {
     /// A process of it has memory that can move, and this connection. Its memory is on one GPU.
     pub(super) fn memory(&self, connection: OwnedFd) {
         let (host, tenant) = (self.first(), self.tenant);
-        let taken = host.take_memory(tenant, connection);
+        let taken = self.take_memory(connection);
         let holder = host.lock().tenants.get(&tenant).map(|t| t.holder.clone());
         if let (Err(why), Some(holder)) = (taken, holder)
             && host
@@ -282,11 +267,11 @@ impl Program {
             return false;
         }
         // A process that has ended is reported by its launcher.
-        let permitted = self.first().permit(self.tenant, pid, changes);
+        let permitted = self.permit(pid, changes);
         let changes = permitted.unwrap_or_default();
         for host in self.hosts.iter().filter(|_| !changes.is_empty()) {
             let changes = &changes;
-            host.report(self.tenant, ProgramEvent::Changed { pid, changes });
+            report(host, self.tenant, ProgramEvent::Changed { pid, changes });
         }
         true
     }
@@ -295,7 +280,7 @@ impl Program {
     pub(super) fn exited(&self, pid: u32) {
         let known = self.first().common.registry().exited(self.tenant, pid);
         for host in self.hosts.iter().filter(|_| known) {
-            host.report(self.tenant, ProgramEvent::Exited { pid });
+            report(host, self.tenant, ProgramEvent::Exited { pid });
         }
     }
 }

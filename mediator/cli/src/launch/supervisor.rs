@@ -43,7 +43,7 @@ const SETTLE_EVERY: Duration = Duration::from_millis(1);
 /// The launcher.
 #[derive(Debug)]
 pub(super) struct Supervisor {
-    command: Pid,
+    command: Command,
     /// `None` once it has no more to report.
     learner: Option<Learner>,
     signals: Signals,
@@ -56,13 +56,19 @@ pub(super) struct Supervisor {
     handles: Handles,
     /// Those that were handed something, by their pidfds.
     processes: BTreeMap<u32, OwnedFd>,
-    /// The command's, once it has ended.
+    reported: Reported,
+}
+
+/// The command, and what is left of it.
+#[derive(Debug)]
+struct Command {
+    pid: Pid,
+    /// Its exit status, once it has ended.
     status: Option<i32>,
     /// When to log that others are waited for.
     report_at: Option<Instant>,
     /// No child is left.
     childless: bool,
-    reported: Reported,
 }
 
 /// What is printed once.
@@ -83,7 +89,12 @@ impl Supervisor {
         device: Option<Device>,
     ) -> Self {
         Self {
-            command: started.pid,
+            command: Command {
+                pid: started.pid,
+                status: None,
+                report_at: None,
+                childless: false,
+            },
             learner: Some(started.learner),
             signals,
             link,
@@ -92,9 +103,6 @@ impl Supervisor {
             device,
             handles: Handles::default(),
             processes: BTreeMap::new(),
-            status: None,
-            report_at: None,
-            childless: false,
             reported: Reported::default(),
         }
     }
@@ -143,17 +151,19 @@ impl Supervisor {
 
     /// The status, if all is over.
     fn end(&mut self) -> Option<i32> {
-        let status = self.status?;
+        let status = self.command.status?;
         // A filter's hang-up shows that no process is left; the keeper is a child as well.
         let over = match &self.learner {
             None => true,
-            Some(learner) => !learner.knows_the_end() && self.childless,
+            Some(learner) => !learner.knows_the_end() && self.command.childless,
         };
         if over {
             return Some(status);
         }
         let now = Instant::now();
-        if now >= *self.report_at.get_or_insert(now + REPORT_DELAY) && !self.reported.waiting {
+        if now >= *self.command.report_at.get_or_insert(now + REPORT_DELAY)
+            && !self.reported.waiting
+        {
             self.reported.waiting = true;
             log::warn!(
                 "The command has ended; waiting for what it started (a signal ends the waiting)"
@@ -183,7 +193,8 @@ impl Supervisor {
         let timeout = [
             unsettled.then_some(SETTLE_EVERY),
             reconnect.map(|until| until.saturating_duration_since(now)),
-            self.report_at
+            self.command
+                .report_at
                 .filter(|_| !self.reported.waiting)
                 .map(|at| at.saturating_duration_since(now)),
         ];
@@ -333,13 +344,13 @@ impl Supervisor {
             self.reap();
             return None;
         }
-        if self.status.is_some() {
-            return self.status;
+        if self.command.status.is_some() {
+            return self.command.status;
         }
         // The terminal sends its signals to the command as well.
         if let Some(number) = Signal::from_named_raw(signal.number).filter(|_| !signal.by_kernel) {
             // It may have ended this moment.
-            let _ = kill_process(self.command, number);
+            let _ = kill_process(self.command.pid, number);
         }
         None
     }
@@ -348,15 +359,15 @@ impl Supervisor {
         loop {
             match wait(WaitOptions::NOHANG) {
                 Ok(Some((pid, status))) => {
-                    if pid == self.command {
-                        self.status = Some(code(status));
+                    if pid == self.command.pid {
+                        self.command.status = Some(code(status));
                         // It serves the command's children until they have ended.
                         self.device = None;
                     }
                 }
                 Ok(None) => return,
                 Err(_) => {
-                    self.childless = true;
+                    self.command.childless = true;
                     return;
                 }
             }

@@ -18,7 +18,7 @@ use super::{Control, Source, data_of};
 use crate::error::{HostError, chain};
 use crate::fleet::{Admission, Greeting, Waiter, programs};
 use crate::host::Host;
-use crate::host::dma::Change;
+use crate::host::dma::{self, Change};
 use crate::host::mailbox::Letter;
 use crate::kicks::Kick;
 use crate::limits::{Held, Resource};
@@ -316,6 +316,6 @@ fn change_memory(
     id: u64,
     change: Change,
 ) -> Result<(), SessionError> {
-    let taken = host.change_memory(tenant, id, change);
+    let taken = dma::change_memory(host, tenant, id, change);
     taken.then_some(()).ok_or(SessionError::MemoryBusy)
 }

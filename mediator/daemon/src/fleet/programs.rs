@@ -9,6 +9,7 @@ use turnstile_policies::place::{Job, Placed};
 use turnstile_vmm::wire::{FrameWriter, GPUS_SINCE, Gpus, ToDaemon, ToVmm, peer_pid};
 
 use super::{Fleet, Member, Places, Seat};
+use crate::admission::permitted;
 use crate::error::{HostError, PlacementError};
 use crate::host::described::checked;
 use crate::host::refuse;
@@ -57,11 +58,14 @@ fn take(
         return Err(HostError::Declared { name });
     }
     let first = fleet.first();
-    let weight = first.permitted(protocol, &name, weight)?;
+    let weight = permitted(protocol, &name, weight)?;
     let metadata = checked(metadata)?;
     let pid = peer_pid(stream).map_err(HostError::Peer)?;
     let root = Identity::of(pid).ok_or_else(|| HostError::Peer(gone()))?;
-    if let Some(name) = fleet.hosts().find_map(|host| host.program_around(pid)) {
+    if let Some(name) = fleet
+        .hosts()
+        .find_map(|host| host.lock().program_around(pid))
+    {
         return Err(HostError::Nested { name });
     }
     let claimed = Claimed {
@@ -82,10 +86,10 @@ fn take(
     };
     let seats = seats(fleet, &claimed, &gpus)?;
     let members = || seats.iter().map(|seat| &fleet.members[seat.gpu]);
-    let tenant = first.number();
+    let tenant = first.common.number();
     let entering = members().map(|member| {
         let stream = stream.try_clone().map_err(HostError::Host)?;
-        Ok((member.host.prepare_program(&claimed, tenant)?, stream))
+        Ok((Entering::prepare(&member.host, &claimed, tenant)?, stream))
     });
     let entering: Vec<(Entering<'_>, UnixStream)> = entering.collect::<Result<_, HostError>>()?;
     let named = (protocol >= GPUS_SINCE).then(|| members().map(|one| one.identity.gpu.clone()));

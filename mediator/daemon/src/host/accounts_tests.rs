@@ -12,6 +12,7 @@ use turnstile_vmm::wire::{FrameReader, Metadata, PROTOCOL, Read, Region, ToDaemo
 
 use super::*;
 use crate::accounts::Origin;
+use crate::admission::admit as admit_vm;
 use crate::host::mailbox::Letter;
 use crate::limits::{Limits, Resource, rows};
 use crate::{Host, HostConfig};
@@ -65,7 +66,7 @@ fn admit_with(
     let file = (memory_bytes > 0).then(|| memory_file("test", memory_bytes).unwrap().into());
     let vector: OwnedFd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
     let fds = file.into_iter().chain([vector]).collect();
-    let taken = host.admit(hello, fds, own, uid);
+    let taken = admit_vm(host, hello, fds, own, uid);
     let Ok(Read::Frame(frame)) = FrameReader::new().read::<ToVmm>(&theirs) else {
         panic!("the VMM was not answered");
     };

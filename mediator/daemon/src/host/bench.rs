@@ -16,6 +16,7 @@ use turnstile_vmm::wire::{FrameReader, Metadata, PROTOCOL, Read, ToDaemon};
 
 use super::recording_gpu::{Call, RecordingGpu};
 use super::*;
+use crate::admission;
 
 pub(crate) const PERIOD: Nanos = Nanos::from_ms(10);
 
@@ -75,7 +76,7 @@ impl Bench {
             metadata: Metadata::default(),
         };
         let vector: OwnedFd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
-        let (tenant, ..) = self.host.admit(hello, vec![vector], own, uid).unwrap();
+        let (tenant, ..) = admission::admit(&self.host, hello, vec![vector], own, uid).unwrap();
         let mut reader = FrameReader::new();
         let Ok(Read::Frame(mut frame)) = reader.read::<ToVmm>(&theirs) else {
             panic!("no welcome")

@@ -99,61 +99,54 @@ impl Mapped {
     }
 }
 
-impl Host {
-    /// A VM's memory at its start.
-    pub(crate) fn guest_memory(
-        &self,
-        fd: Option<OwnedFd>,
-        regions: &[Region],
-        holder: Holder,
-    ) -> Result<Mapped, HostError> {
-        if regions.is_empty() && !self.gpu().capabilities().follows_guest_memory {
-            return Err(HostError::MemoryOnce);
-        }
-        check_pages(self, fd.as_ref())?;
-        Ok(Mapped::map(fd, regions, self.limits().clone(), holder)?)
+/// A VM's memory at its start.
+pub(crate) fn guest_memory(
+    host: &Host,
+    fd: Option<OwnedFd>,
+    regions: &[Region],
+    holder: Holder,
+) -> Result<Mapped, HostError> {
+    if regions.is_empty() && !host.gpu().capabilities().follows_guest_memory {
+        return Err(HostError::MemoryOnce);
     }
+    check_pages(host, fd.as_ref())?;
+    Ok(Mapped::map(fd, regions, host.limits().clone(), holder)?)
+}
 
-    /// Changes a VM's memory. Its VMM gets the answer when that is done. False if the VMM broke the
-    /// rules.
-    pub(crate) fn change_memory(
-        self: &Arc<Self>,
-        tenant: TenantId,
-        id: u64,
-        change: Change,
-    ) -> bool {
-        let follows = self.gpu().capabilities().follows_guest_memory;
-        let mut state = self.lock();
-        let Some((vm, vmm)) = state.tenants.get_mut(&tenant).and_then(Tenant::vm) else {
-            return true;
-        };
-        if !follows {
-            let refused = Some(HostError::MemoryOnce.to_string());
-            vmm.send(&ToVmm::MemoryDone { id, refused });
-            return true;
-        }
-        let desk = &mut vm.desk;
-        if desk.changes.is_none() {
-            desk.changes = start(self, tenant, desk.mapped.clone()).ok();
-        }
-        let Some(changes) = &desk.changes else {
-            return false;
-        };
-        let holder = &desk.mapped.holder;
-        let Ok(held) = self.limits().take(Resource::Requests, holder, 1) else {
-            return false;
-        };
-        match changes.try_send((id, change, held)) {
-            Ok(()) => true,
-            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => false,
-        }
+/// Changes a VM's memory. Its VMM gets the answer when that is done. False if the VMM broke the
+/// rules.
+pub(crate) fn change_memory(host: &Arc<Host>, tenant: TenantId, id: u64, change: Change) -> bool {
+    let follows = host.gpu().capabilities().follows_guest_memory;
+    let mut state = host.lock();
+    let Some((vm, vmm)) = state.tenants.get_mut(&tenant).and_then(Tenant::vm) else {
+        return true;
+    };
+    if !follows {
+        let refused = Some(HostError::MemoryOnce.to_string());
+        vmm.send(&ToVmm::MemoryDone { id, refused });
+        return true;
     }
+    let desk = &mut vm.desk;
+    if desk.changes.is_none() {
+        desk.changes = start(host, tenant, desk.mapped.clone()).ok();
+    }
+    let Some(changes) = &desk.changes else {
+        return false;
+    };
+    let holder = &desk.mapped.holder;
+    let Ok(held) = host.limits().take(Resource::Requests, holder, 1) else {
+        return false;
+    };
+    match changes.try_send((id, change, held)) {
+        Ok(()) => true,
+        Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => false,
+    }
+}
 
-    fn memory_changed(&self, tenant: TenantId, id: u64, refused: Option<String>) {
-        let mut state = self.lock();
-        if let Some((_, vmm)) = state.tenants.get_mut(&tenant).and_then(Tenant::vm) {
-            vmm.send(&ToVmm::MemoryDone { id, refused });
-        }
+fn memory_changed(host: &Host, tenant: TenantId, id: u64, refused: Option<String>) {
+    let mut state = host.lock();
+    if let Some((_, vmm)) = state.tenants.get_mut(&tenant).and_then(Tenant::vm) {
+        vmm.send(&ToVmm::MemoryDone { id, refused });
     }
 }
 
@@ -184,7 +177,7 @@ fn start(
                 };
                 let changed = check_pages(&host, fd).and_then(|()| mapped.perform(change));
                 let refused = changed.err().map(|error| chain(&error));
-                host.memory_changed(tenant, id, refused);
+                memory_changed(&host, tenant, id, refused);
             }
         })?;
     Ok(sender)

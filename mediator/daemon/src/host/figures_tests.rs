@@ -14,7 +14,7 @@ use turnstile_vmm::wire::Region;
 
 use super::bench::{Bench, PERIOD, done, usage};
 use super::debts::KeptDebt;
-use super::dma::Change;
+use super::dma::{Change, change_memory, guest_memory};
 use super::recording_gpu::{Call, GATES};
 use super::settings::{MemoryLimits, SettingsError};
 use super::timings::{Seen, Timings};
@@ -385,7 +385,7 @@ fn memory_of_a_vm_is_mapped_counted_and_given_back() {
         (3, unmap, true, 0),
     ];
     for (number, change, made, left) in changes {
-        assert!(bench.host.change_memory(a, number, change));
+        assert!(change_memory(&bench.host, a, number, change));
         let is_answer = |message: &ToVmm| matches!(message, ToVmm::MemoryDone { .. });
         let answer = sent(&mut bench, is_answer);
         let ToVmm::MemoryDone { id, refused } = answer else {
@@ -394,13 +394,18 @@ fn memory_of_a_vm_is_mapped_counted_and_given_back() {
         assert_eq!((id, refused.is_none()), (number, made), "{refused:?}");
         assert_eq!(used(&bench), left);
     }
-    assert!(bench.host.change_memory(TenantId(9), 4, map(region, fd())));
+    assert!(change_memory(
+        &bench.host,
+        TenantId(9),
+        4,
+        map(region, fd())
+    ));
     // A GPU that has the first state throughout.
     let fixed = Capabilities {
         follows_guest_memory: false,
         ..GATES
     };
-    let refused = Bench::new(fixed).host.guest_memory(None, &[], {
+    let refused = guest_memory(&Bench::new(fixed).host, None, &[], {
         let state = bench.host.lock();
         state.tenants[&a].holder.clone()
     });

@@ -50,7 +50,7 @@ fn enter(host: &Arc<Host>, name: &str, program: bool, chunks: u64) -> TenantId {
         min_bytes: 0,
         high_bytes: None,
     };
-    let tenant = host.number();
+    let tenant = host.common.number();
     let vm = PlainVm::enter(&**host.gpu(), tenant, 1 << 20, brought.memory_bytes, 1).unwrap();
     let holder = Holder {
         account: "a".into(),

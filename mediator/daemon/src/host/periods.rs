@@ -3,22 +3,27 @@
 //! In go engine events, polls and the usage of a period; out go orders to gates and to the GPU, and
 //! entries of the ledger. The accounting thread calls this.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use turnstile_accounting::meter::ChannelReading;
 use turnstile_accounting::{
     DemandEvent, Ledger, LedgerError, Moment, Nanos, SwitchEvent, TenantId, Usage,
 };
-use turnstile_gpu::{ChannelActivity, EngineReading, READINGS, Suspend};
+use turnstile_gpu::{ChannelActivity, Contexts, EngineReading, READINGS, Suspend};
 use turnstile_mediation::{Activity, Control, GateOrder};
 use turnstile_policies::policy_by_name;
 
-use super::memory::Memory;
-use super::peer::Tenant;
+use super::memory::{Homecoming, Memory};
+use super::peer::{Kind, Tenant};
+use super::presence::Change;
 use super::recorder::{LedgerConfig, LedgerHealth, LedgerStartError, Recorder};
 use super::state::{Leaving, SETTLE_AFTER};
 use super::{Host, engines};
 use crate::journal::Changed;
+
+/// Why tenants end, and the line of the log.
+const REMOVED: &str = "The GPU was taken out of service";
 
 impl Host {
     /// Takes what was logged of the engines and of tenants' demand. The policy does not get the
@@ -129,6 +134,24 @@ impl Host {
         let mut state = self.lock();
         let memory = state.memory.as_mut();
         memory.map_or(Nanos::ZERO, |memory| memory.take_idle(now))
+    }
+
+    /// Before the end, brings memory of programs to the GPU: see [`Memory::bring_back`].
+    /// [`Self::homecoming`] returns the progress.
+    pub fn bring_memory_back(&self) {
+        let state = &mut *self.lock();
+        if let Some(memory) = &mut state.memory {
+            memory.bring_back(&state.tenants);
+        }
+    }
+
+    /// Progress of [`Self::bring_memory_back`].
+    pub fn homecoming(&self) -> Homecoming {
+        let state = self.lock();
+        let memory = state.memory.as_ref();
+        memory.map_or_else(Homecoming::default, |memory| {
+            memory.homecoming(&state.tenants)
+        })
     }
 
     /// Commands of a tenant that were announced and have not finished.
@@ -266,6 +289,97 @@ impl Host {
         counts
     }
 
+    /// Whether the GPU answers, for all that is known.
+    pub(crate) fn is_there(&self) -> bool {
+        self.presence.is_there()
+    }
+
+    /// Takes the GPU out of service: its tenants end at once, and it takes no other. False if it
+    /// was removed before.
+    pub(crate) fn remove(&self) -> bool {
+        if !self.presence.change(Change::Remove, "") {
+            return false;
+        }
+        self.journal().report("gpu_removed", "", REMOVED);
+        log::warn!("GPU: {REMOVED}");
+        let mut state = self.lock();
+        for tenant in state.tenants.values_mut() {
+            tenant.peer.end(&format!("{REMOVED}; connect again"));
+        }
+        drop(state);
+        // The accounting thread may be in a long sleep.
+        self.end_idle();
+        self.gpu.wake();
+        true
+    }
+
+    /// Brings a removed GPU back into service: the accounting thread takes it back. False if it was
+    /// not removed.
+    pub(crate) fn restore(&self) -> bool {
+        self.presence
+            .change(Change::Restore, "It was removed, and is not taken back yet")
+    }
+
+    /// The GPU does not answer since `from`.
+    pub(crate) fn silent(&self, from: Moment, reason: &str) {
+        if self.presence.change(Change::Fail, reason) {
+            log::error!(
+                "GPU: silent: {reason}; its time is charged to no tenant, and it is taken back when it answers"
+            );
+            self.journal().report("gpu_silent", "", reason);
+        }
+        self.unknown(from);
+    }
+
+    /// Nothing is known of the engines until `to`.
+    pub(crate) fn unknown(&self, to: Moment) {
+        if let Some(recorder) = &mut self.lock().records.recorder {
+            recorder.silent(to);
+        }
+    }
+
+    /// A GPU that was removed, and had not failed, is back in service.
+    pub(crate) fn is_back(&self) {
+        self.unknown(self.gpu.now());
+        if self.presence.change(Change::Answer, "") {
+            let text = "The GPU is back in service";
+            self.journal().report("gpu_back", "", text);
+            log::warn!("GPU: {text}");
+        }
+    }
+
+    /// Takes the GPU back. Its VMs are notified and end if it was reset.
+    ///
+    /// # Errors
+    /// Why it does not answer yet; its time since is a gap.
+    pub(crate) fn retake(&self) -> Result<(), String> {
+        let taken = self.gpu.take_back();
+        let mut state = self.lock();
+        let now = self.gpu.now();
+        if let Some(recorder) = &mut state.records.recorder {
+            recorder.silent(now);
+        }
+        let contexts = taken?;
+        let ending = (contexts == Contexts::Gone).then_some(&mut state.tenants);
+        for tenant in ending.into_iter().flat_map(BTreeMap::values_mut) {
+            if matches!(tenant.kind, Kind::Vm(_)) {
+                let text = "The GPU was reset after it had not answered; connect again";
+                tenant.peer.end(text);
+            }
+        }
+        drop(state);
+        let text = match contexts {
+            Contexts::Kept => "The GPU answers again, with its contexts",
+            Contexts::Gone => "The GPU answers again and was reset; its VMs have to connect again",
+        };
+        // Unless it was removed meanwhile.
+        if self.presence.change(Change::Answer, "") {
+            self.journal().report("gpu_back", "", text);
+        }
+        log::warn!("GPU: {text}");
+        Ok(())
+    }
+
     /// Begins to make what is charged durable.
     pub(crate) fn open_ledger(&self, config: LedgerConfig) -> Result<(), LedgerStartError> {
         self.lock().records.recorder = Some(Recorder::start(config, self.common.boot, &*self.gpu)?);
@@ -276,7 +390,7 @@ impl Host {
     /// after this.
     pub(crate) fn close_ledger(&self) -> bool {
         let mut recorder = self.lock().records.recorder.take();
-        if let Some(recorder) = recorder.as_mut().filter(|_| !self.is_there()) {
+        if let Some(recorder) = recorder.as_mut().filter(|_| !self.presence.is_there()) {
             recorder.ends_silent(self.gpu.now());
         }
         recorder.is_none_or(Recorder::close)

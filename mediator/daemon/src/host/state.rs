@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use turnstile_accounting::{AccountId, Ledger, Moment, Nanos, TenantId};
 use turnstile_gpu::Gpu;
+use turnstile_host::process::{self, Identity};
 use turnstile_mediation::Mediation;
 use turnstile_policies::{Membership, TenantParams};
 
@@ -92,6 +93,21 @@ impl State {
         let mut tenants = self.tenants.iter();
         let (tenant, entry) = tenants.find(|(_, entry)| entry.name == name)?;
         Some((*tenant, entry.brought))
+    }
+
+    /// Whether a tenant of this name is here, or is being admitted.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.starting.contains_key(name) || self.find(name).is_some()
+    }
+
+    /// The tenant within which a process runs, if it is one of a program here.
+    pub(crate) fn program_around(&self, pid: u32) -> Option<String> {
+        process::nearest(pid, process::parent, |pid| {
+            let is_root = |root: Identity| root.pid == pid && root.is_there();
+            let mut tenants = self.tenants.values();
+            let outer = tenants.find(|tenant| tenant.root().is_some_and(is_root));
+            outer.map(|tenant| tenant.name.clone())
+        })
     }
 
     /// VMs that are connected, and their names.
