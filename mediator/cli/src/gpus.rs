@@ -1,6 +1,6 @@
-//! The GPU that a configuration names.
+//! The GPUs that a configuration names.
 
-use turnstile_daemon::config::{Config, GpuKind};
+use turnstile_daemon::config::{Config, ConfigError, Effective, GpuKind};
 
 #[cfg(not(feature = "nvidia"))]
 use self::no_nvidia as nvidia;
@@ -12,6 +12,11 @@ use super::nvidia::gpu as nvidia;
 use super::soft;
 #[cfg(feature = "vfio")]
 use super::vfio;
+
+/// The configuration on this host: without a GPU named, all NVIDIA GPUs are its cards.
+pub(crate) fn on_this_host(effective: &Effective) -> Result<Config, ConfigError> {
+    effective.on_host(&nvidia::present())
+}
 
 /// Starts the GPU of a configuration.
 pub(crate) fn choose(config: &Config) -> anyhow::Result<Chosen> {
@@ -49,6 +54,10 @@ mod no_nvidia {
 
     pub(super) fn start(_: &Config) -> anyhow::Result<Chosen> {
         Err(absent("gpu.kind", "nvidia"))
+    }
+
+    pub(super) fn present() -> Vec<turnstile_daemon::config::HostGpu> {
+        Vec::new()
     }
 
     pub(super) fn identity(_: u32) -> anyhow::Result<(String, String)> {

@@ -20,10 +20,11 @@ pub(crate) struct Scheduling {
     /// served by another process), vfio-fake (the same, simulated in this process)
     #[arg(long, value_enum)]
     gpu: Option<GpuKind>,
-    /// Index of the NVIDIA GPU
+    /// Index of the NVIDIA GPU; serve shares all of them if none is named
     #[arg(long)]
     gpu_index: Option<u32>,
-    /// The PCI GPU: its address for vfio (0000:65:00.0), its server's socket for vfio-user
+    /// One GPU: number, UUID or PCI address for nvidia, PCI address for vfio (0000:65:00.0), its
+    /// server's socket for vfio-user
     #[arg(long, value_name = "ADDRESS")]
     device: Option<String>,
     /// Scheduling policy; by default dfq for the software GPU and owed for NVIDIA's

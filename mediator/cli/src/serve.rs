@@ -22,6 +22,7 @@ use turnstile_host::run_folder;
 use turnstile_policies::Weight;
 use turnstile_vmm::front::Front;
 
+use super::gpus;
 use super::ledger;
 use super::logging;
 use super::options::{DEFAULT_PATH, Options};
@@ -182,7 +183,7 @@ fn started(effective: &Effective, config: &Config) -> anyhow::Result<[String; 4]
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut effective = args.options.effective()?;
-    let mut config = effective.config.clone();
+    let mut config = gpus::on_this_host(&effective)?;
     name_sockets(&mut config);
     let unmeant = software_by_default(&effective, Path::new(NVIDIA_CONTROL).exists())?;
     logging::begin_daemon(&config.log);
@@ -204,12 +205,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     confine(&config, args.options.file())?;
     let mut daemon = start(&config)?;
     let api = api(&config, &daemon)?;
-    let status = format!(
-        "{} GPU, policy {}, listening on {}",
-        config.gpu.kind.name(),
-        config.policy(),
-        config.sockets.vmm.display()
-    );
+    let gpus = match config.cards().len() {
+        1 => format!("{} GPU, policy {}", config.gpu.kind.name(), config.policy()),
+        count => format!("{count} GPUs"),
+    };
+    let status = format!("{gpus}, listening on {}", config.sockets.vmm.display());
     let fronts = fronts(&config)?;
     for line in started(&effective, &config)? {
         log::info!("{line}");

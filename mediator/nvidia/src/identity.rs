@@ -13,6 +13,8 @@ pub struct Identity {
     pub uuid: String,
     /// Product name of the model.
     pub model: String,
+    /// PCI address.
+    pub address: String,
 }
 
 impl Identity {
@@ -57,6 +59,7 @@ fn parse(text: &str) -> Option<(u32, Identity)> {
     let identity = Identity {
         uuid: field("GPU UUID")?,
         model: field("Model")?,
+        address: field("Bus Location")?,
     };
     Some((field("Device Minor")?.parse().ok()?, identity))
 }
@@ -72,6 +75,7 @@ mod tests {
         let (minor, identity) = parse(text).unwrap();
         assert_eq!((minor, identity.model.as_str()), (3, "NVIDIA H200"));
         assert_eq!(identity.uuid, "GPU-11111111-2222-3333-4444-555555555555");
+        assert_eq!(identity.address, "0000:01:00.0");
         let bytes = identity.bytes().unwrap();
         assert_eq!((bytes[0], bytes[4], bytes[15]), (0x11, 0x22, 0x55));
         assert_eq!(parse("Model: H200\n"), None);

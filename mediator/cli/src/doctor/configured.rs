@@ -11,10 +11,11 @@ use rustix::fs::{Access, access, statvfs};
 use turnstile_accounting::export::PriceList;
 use turnstile_api::StateFile;
 use turnstile_api::client::{Client, ClientError};
-use turnstile_daemon::config::{Config, GpuKind, LedgerSection};
+use turnstile_daemon::config::{Config, ConfigError, GpuKind, LedgerSection};
 use turnstile_host::run_folder;
 
 use crate::finding::{Feature, Finding, with_causes};
+use crate::gpus::on_this_host;
 use crate::ledger;
 use crate::options::Files;
 use crate::serve::NVIDIA_CONTROL;
@@ -44,7 +45,7 @@ pub(super) fn findings(files: &Files) -> Vec<Finding> {
     let config = &effective.config;
     let mut found = vec![
         configuration.configured(Ok(read)),
-        gpu(config),
+        gpus(on_this_host(&effective).as_ref()),
         sockets(config),
         daemon(config),
         kept(&config.ledger),
@@ -54,31 +55,43 @@ pub(super) fn findings(files: &Files) -> Vec<Finding> {
     found
 }
 
-fn gpu(config: &Config) -> Finding {
+/// All GPUs that `serve` shares.
+fn gpus(config: Result<&Config, &ConfigError>) -> Finding {
     let feature = Feature {
         name: "Configured GPU",
         needed_for: "turnstile serve",
-        remedy: "Name another by gpu.kind, gpu.index or gpu.device, or load its driver",
+        remedy: "Name another by gpu.kind, gpu.index, gpu.device or [[card]], or load its driver",
     };
+    let found = config.map_err(ToString::to_string);
+    feature.configured(found.and_then(|config| {
+        let all: Result<Vec<String>, String> = config.cards().iter().map(gpu).collect();
+        Ok(all?.join("; "))
+    }))
+}
+
+/// What a GPU is.
+///
+/// # Errors
+/// What it needs and the host does not have.
+fn gpu(config: &Config) -> Result<String, String> {
+    let (kind, index) = (config.gpu.kind.name(), config.gpu.index);
     let device = config.gpu.device.clone().unwrap_or_default();
-    let needed: Vec<PathBuf> = match config.gpu.kind {
-        GpuKind::Soft | GpuKind::VfioFake => Vec::new(),
+    let (name, needed): (String, Vec<PathBuf>) = match config.gpu.kind {
+        GpuKind::Soft | GpuKind::VfioFake => (index.to_string(), Vec::new()),
         GpuKind::Nvidia => {
-            let node = format!("/dev/nvidia{}", config.gpu.index);
-            vec![NVIDIA_CONTROL.into(), node.into()]
+            let node = format!("/dev/nvidia{index}");
+            (index.to_string(), vec![NVIDIA_CONTROL.into(), node.into()])
         }
-        GpuKind::Vfio => vec![Path::new("/sys/bus/pci/devices").join(device)],
-        GpuKind::VfioUser => vec![device.into()],
+        GpuKind::Vfio => {
+            let folder = Path::new("/sys/bus/pci/devices").join(&device);
+            (device, vec![folder])
+        }
+        GpuKind::VfioUser => (device.clone(), vec![device.into()]),
     };
-    let missing = needed.iter().find(|path| !path.exists());
-    feature.configured(match missing {
-        None => Ok(format!("{} GPU", config.gpu.kind.name())),
-        Some(path) => Err(format!(
-            "{} GPU, and no {}",
-            config.gpu.kind.name(),
-            path.display()
-        )),
-    })
+    match needed.iter().find(|path| !path.exists()) {
+        None => Ok(format!("{kind} GPU {name}")),
+        Some(path) => Err(format!("{kind} GPU {name}, and no {}", path.display())),
+    }
 }
 
 /// Why this user cannot make files in a folder; the folder of the run folder may be made.
@@ -239,7 +252,7 @@ mod tests {
 
     fn of(config: &Config) -> Vec<Finding> {
         let mut found = vec![
-            gpu(config),
+            gpus(Ok(config)),
             sockets(config),
             kept(&config.ledger),
             disk(config),

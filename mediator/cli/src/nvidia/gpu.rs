@@ -1,10 +1,11 @@
 //! An NVIDIA GPU that a configuration names.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
 use turnstile_daemon::Timing;
-use turnstile_daemon::config::Config;
+use turnstile_daemon::config::{Config, HostGpu};
 use turnstile_nvidia::commands::{mover_command, preemptor_command, watchdog_command};
 use turnstile_nvidia::preemptor::Preemptor;
 use turnstile_nvidia::rm::RmClient;
@@ -71,4 +72,22 @@ pub(crate) fn identity(index: u32) -> anyhow::Result<(String, String)> {
         .context("The driver does not report the GPU's UUID")?;
     let known = known.with_context(|| format!("The driver does not report GPU {index}"))?;
     Ok((known.uuid, known.model))
+}
+
+/// GPUs that the driver reports and that have a device file here, by number.
+pub(crate) fn present() -> Vec<HostGpu> {
+    // Without a driver there are none; what starts a GPU reports why.
+    let all = turnstile_nvidia::identity::all().unwrap_or_default();
+    let here = all
+        .into_iter()
+        .filter(|(index, _)| Path::new(&format!("/dev/nvidia{index}")).exists());
+    let mut gpus: Vec<HostGpu> = here
+        .map(|(index, own)| HostGpu {
+            index,
+            uuid: own.uuid,
+            address: own.address,
+        })
+        .collect();
+    gpus.sort_by_key(|gpu| gpu.index);
+    gpus
 }

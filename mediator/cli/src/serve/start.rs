@@ -52,7 +52,10 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
     };
     let card = |config: &Config| -> anyhow::Result<Card> {
         let identity = identity(config)?;
-        let Chosen { gpu, mut timing } = gpus::choose(config)?;
+        let Chosen { gpu, mut timing } = gpus::choose(config).with_context(|| {
+            let GpuIdentity { gpu, model, .. } = &identity;
+            format!("{model} ({gpu}) cannot be had; [[card]] names the GPUs that are shared")
+        })?;
         if let Some(ms) = config.scheduling.period_ms {
             timing.period = Nanos::from_ms(ms);
         }

@@ -29,7 +29,7 @@ use turnstile_host::run_folder;
 use turnstile_policies::place::RULES;
 
 pub use account::AccountSection;
-pub use card::CardSection;
+pub use card::{CardSection, HostGpu};
 pub use error::{ConfigError, Problem};
 pub use front::{DoorbellKind, FrontVm};
 pub use layers::{Effective, Layers, Origin, Setting, known_keys};
@@ -79,9 +79,11 @@ pub struct Config {
 pub struct GpuSection {
     /// What kind of GPU is shared.
     pub kind: GpuKind,
-    /// Which of the host's NVIDIA GPUs.
+    /// Which of the host's NVIDIA GPUs. `serve` shares all of them where neither this nor `device`
+    /// nor a card is named.
     pub index: u32,
-    /// Which PCI GPU: its address (0000:65:00.0), or the socket at which one is served.
+    /// Which NVIDIA GPU: its number, UUID or PCI address. Which PCI GPU: its address
+    /// (0000:65:00.0), or the socket at which one is served.
     pub device: Option<String>,
     /// How engine state is read.
     pub meter: Meter,

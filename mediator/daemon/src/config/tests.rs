@@ -339,3 +339,54 @@ fn several_nvidia_gpus_are_cards_of_one_daemon() {
     let twice = refusal(&format!("{card}{card}index = 0\n"));
     assert!(twice.contains("the NVIDIA GPU 0 is named twice"), "{twice}");
 }
+
+/// A configuration on a host with the NVIDIA GPUs 1 and 3: kind and number of each card.
+fn on_host(text: &str) -> Result<Vec<(GpuKind, u32)>, String> {
+    let gpu = |index| HostGpu {
+        index,
+        uuid: format!("GPU-{index}{index}"),
+        address: format!("0000:0{index}:00.0"),
+    };
+    let config = from(text).unwrap().on_host(&[gpu(1), gpu(3)]);
+    let cards = config.map_err(|error| error.to_string())?.cards();
+    Ok(cards
+        .iter()
+        .map(|card| (card.gpu.kind, card.gpu.index))
+        .collect())
+}
+
+#[test]
+fn all_nvidia_gpus_of_the_host_are_shared_unless_some_are_named() {
+    let nvidia = |index| (GpuKind::Nvidia, index);
+    let gpu = "[gpu]\nkind = \"nvidia\"\n";
+    assert_eq!(on_host(gpu).unwrap(), [nvidia(1), nvidia(3)]);
+    assert_eq!(on_host(&format!("{gpu}index = 0\n")).unwrap(), [nvidia(0)]);
+    for name in ["3", "gpu-33", "0000:03:00.0"] {
+        let named = format!("{gpu}device = \"{name}\"\n");
+        assert_eq!(on_host(&named).unwrap(), [nvidia(3)], "{name}");
+    }
+    assert_eq!(on_host("").unwrap(), [(GpuKind::Soft, 0)]);
+    let card = "[[card]]\nkind = \"nvidia\"\n";
+    let named = format!("{card}device = \"GPU-33\"\n[[card]]\n");
+    assert_eq!(on_host(&named).unwrap(), [nvidia(3), (GpuKind::Soft, 1)]);
+    let missing = on_host(&format!("{gpu}device = \"GPU-22\"\n")).unwrap_err();
+    assert!(
+        missing.contains("gpu.device: this host has no NVIDIA GPU GPU-22")
+            && missing.contains("1 (GPU-11, 0000:01:00.0), 3 ("),
+        "{missing}"
+    );
+    let twice = on_host(&format!("{card}device = \"GPU-33\"\n{card}index = 3\n")).unwrap_err();
+    assert!(twice.contains("the NVIDIA GPU 3 is named twice"), "{twice}");
+}
+
+#[test]
+fn one_nvidia_gpu_of_the_host_is_shared_without_cards() {
+    let effective = from("[gpu]\nkind = \"nvidia\"\n").unwrap();
+    let gpu = HostGpu {
+        index: 0,
+        uuid: "GPU-0".into(),
+        address: "0000:01:00.0".into(),
+    };
+    assert_eq!(effective.on_host(&[gpu]).unwrap(), effective.config);
+    assert_eq!(effective.on_host(&[]).unwrap(), effective.config);
+}
