@@ -272,6 +272,33 @@ impl<'p, P: Platform> Device<'p, P> {
             .map(|[value, ..]| value)
     }
 
+    /// Declares what the next kernels need: GPU memory, and threads and blocks of the largest.
+    /// Returns the task's number, for [`Self::end_task`].
+    ///
+    /// # Errors
+    /// As [`Self::request`]; `NoRoomNow` while other tasks have what it needs.
+    pub fn begin_task(
+        &self,
+        memory_bytes: u64,
+        threads: u32,
+        blocks: u32,
+    ) -> Result<u32, DriverError> {
+        let [task, ..] = self.request(&Request::BeginTask {
+            memory_bytes,
+            threads,
+            blocks,
+        })?;
+        Ok(task as u32)
+    }
+
+    /// Ends a task.
+    ///
+    /// # Errors
+    /// As [`Self::request`].
+    pub fn end_task(&self, task: u32) -> Result<(), DriverError> {
+        self.request(&Request::EndTask { task }).map(|_| ())
+    }
+
     fn enable_vector(&self, vector: u16) {
         let (address, data) = self.platform.msi(vector);
         let entry = pci::MSIX_TABLE + 16 * u64::from(vector);
@@ -317,8 +344,8 @@ fn results_of(op: u32) -> usize {
     match op {
         3 => 3,
         5 | 7 => 2,
-        1 | 8 => 1,
-        2 | 4 | 6 => 0,
+        1 | 8 | 9 => 1,
+        2 | 4 | 6 | 10 => 0,
         _ => MAILBOX_RESULTS,
     }
 }

@@ -1,11 +1,12 @@
 //! What all GPUs of a daemon have in common.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use turnstile_accounting::TenantId;
 use uuid::Uuid;
 
+use super::fleet::Fleet;
 use super::journal::Journal;
 use super::limits::{Limits, rows};
 use super::registry::Registry;
@@ -20,6 +21,8 @@ pub(crate) struct Common {
     pub(crate) journal: Arc<Journal>,
     /// Counts what tenants, accounts and clients hold. Its lock is an innermost one.
     pub(crate) limits: Arc<Limits>,
+    /// All GPUs, once they are a daemon's.
+    pub(crate) fleet: Arc<OnceLock<Weak<Fleet>>>,
     /// Processes of tenants that are programs, which may be on several GPUs. Its lock is taken
     /// after a host's, and before that of the limits.
     registry: Arc<Mutex<Registry>>,
@@ -33,6 +36,7 @@ impl Common {
             next: Arc::new(AtomicU32::new(1)),
             journal: Arc::default(),
             limits: Limits::new(rows((gpus * tenants_max) as u64)),
+            fleet: Arc::default(),
             registry: Arc::default(),
         }
     }

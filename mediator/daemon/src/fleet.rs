@@ -12,6 +12,7 @@ mod drains;
 pub(crate) mod programs;
 mod queue;
 mod settings;
+pub(crate) mod tasks;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -82,6 +83,8 @@ struct Places {
     queue: Queue,
     /// Tenants that end once they have no work.
     drains: BTreeMap<TenantId, Draining>,
+    /// Tasks that VMs have begun.
+    tasks: BTreeMap<TenantId, tasks::Tasks>,
     /// Wakes the control loop, which polls drains and admits VMs of the queue.
     wake: Option<EventFd>,
 }
@@ -161,6 +164,7 @@ impl Fleet {
             declared: Vec::new(),
             queue: Queue::of(queue),
             drains: BTreeMap::new(),
+            tasks: BTreeMap::new(),
             wake: None,
         };
         Self {
@@ -412,6 +416,7 @@ impl Fleet {
     pub(super) fn leave(&self, hosts: &[Arc<Host>], tenant: TenantId) {
         hosts.iter().for_each(|host| host.leave(tenant));
         let mut places = self.places();
+        tasks::end_all(&mut places, tenant);
         for placed in places.placed.remove(&tenant).unwrap_or_default() {
             places.gpus.release(&placed);
         }

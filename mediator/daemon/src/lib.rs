@@ -231,6 +231,8 @@ impl Daemon {
             rest.push((card.meter, card.timing, card.ledger));
         }
         let fleet = Arc::new(Fleet::new(gpus, config.placement, config.queue)?);
+        // Empty until here.
+        let _ = fleet.first().common.fleet.set(Arc::downgrade(&fleet));
         for (gpu, member) in fleet.members().iter().enumerate() {
             fleet.close(gpu, config.cordoned.contains(&member.identity.gpu));
             if config.removed.contains(&member.identity.gpu) {

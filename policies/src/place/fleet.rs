@@ -123,6 +123,8 @@ pub struct Placed {
     job: Job,
     /// Blocks on each SM, by [`Rule::Exact`].
     on_sms: Vec<u32>,
+    /// Whether it is a task of a job that is there.
+    is_task: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -133,6 +135,7 @@ struct Gpu {
     used_bytes: u64,
     used_warps: u64,
     jobs: u32,
+    tasks: u32,
     /// Blocks and warps on each SM.
     on_sms: Vec<(u32, u32)>,
     next_sm: usize,
@@ -154,6 +157,7 @@ impl Fleet {
             used_bytes: 0,
             used_warps: 0,
             jobs: 0,
+            tasks: 0,
             on_sms: vec![(0, 0); size.sms as usize],
             next_sm: 0,
         };
@@ -173,13 +177,10 @@ impl Fleet {
     /// # Errors
     /// If it can never be placed. [`Rule::RoundRobin`] does not look at memory.
     pub fn place(&mut self, rule: Rule, job: Job) -> Result<Option<Placed>, PlaceError> {
-        let holds = |gpu: &Gpu| {
-            gpu.size.sms > 0 && gpu.size.blocks > 0 && job.warps_of_block() <= gpu.size.warps
-        };
-        if job.blocks == 0 || job.threads == 0 || !self.gpus.iter().any(holds) {
+        if !self.gpus.iter().any(|gpu| gpu.holds(&job)) {
             return Err(PlaceError::NoBlocks);
         }
-        let fits = |gpu: &Gpu| holds(gpu) && job.memory_bytes <= gpu.size.memory_bytes;
+        let fits = |gpu: &Gpu| gpu.holds(&job) && job.memory_bytes <= gpu.size.memory_bytes;
         let candidates = match rule {
             Rule::MemoryOnly => &self.gpus[..1],
             _ => &self.gpus[..],
@@ -197,11 +198,9 @@ impl Fleet {
         let mut on_sms = Vec::new();
         let chosen = match rule {
             Rule::Exact => with_memory().find(|place| {
-                let slots = self.gpus[*place].slots(&job);
-                slots.is_some_and(|slots| {
-                    on_sms = slots;
-                    true
-                })
+                let (slots, whole) = self.gpus[*place].slots(&job);
+                on_sms = slots;
+                whole
             }),
             Rule::Fewest => with_memory().min_by_key(warps),
             Rule::FewestPrinted => {
@@ -232,7 +231,12 @@ impl Fleet {
             }),
         };
         Ok(chosen.map(|gpu| {
-            let placed = Placed { gpu, job, on_sms };
+            let placed = Placed {
+                gpu,
+                job,
+                on_sms,
+                is_task: false,
+            };
             self.gpus[gpu].commit(&placed);
             placed
         }))
@@ -240,10 +244,50 @@ impl Fleet {
 
     /// Commits a job to this GPU, whatever is in use there and whether it is closed.
     pub fn put(&mut self, gpu: usize, job: Job) -> Placed {
-        let on_sms = Vec::new();
-        let placed = Placed { gpu, job, on_sms };
+        let placed = Placed {
+            gpu,
+            job,
+            on_sms: Vec::new(),
+            is_task: false,
+        };
         self.gpus[gpu].commit(&placed);
         placed
+    }
+
+    /// Commits a task of a job that is on this GPU: its warps, and by [`Rule::Exact`] its blocks.
+    /// Its memory is the job's. None if it has to wait, which it never has to on a GPU without
+    /// another task: it takes the blocks that are there.
+    ///
+    /// # Errors
+    /// [`PlaceError::NoBlocks`].
+    pub fn place_task(
+        &mut self,
+        rule: Rule,
+        gpu: usize,
+        task: Job,
+    ) -> Result<Option<Placed>, PlaceError> {
+        let of = &mut self.gpus[gpu];
+        if !of.holds(&task) {
+            return Err(PlaceError::NoBlocks);
+        }
+        let on_sms = match rule {
+            Rule::Exact => match of.slots(&task) {
+                (_, false) if of.tasks > 0 => return Ok(None),
+                (slots, _) => slots,
+            },
+            _ => Vec::new(),
+        };
+        let placed = Placed {
+            gpu,
+            job: Job {
+                memory_bytes: 0,
+                ..task
+            },
+            on_sms,
+            is_task: true,
+        };
+        of.commit(&placed);
+        Ok(Some(placed))
     }
 
     /// Memory that no job has.
@@ -257,7 +301,8 @@ impl Fleet {
         let gpu = &mut self.gpus[placed.gpu];
         gpu.used_bytes -= placed.job.memory_bytes;
         gpu.used_warps -= placed.job.warps();
-        gpu.jobs -= 1;
+        gpu.jobs -= u32::from(!placed.is_task);
+        gpu.tasks -= u32::from(placed.is_task);
         let warps = placed.job.warps_of_block();
         for (sm, blocks) in gpu.on_sms.iter_mut().zip(&placed.on_sms) {
             *sm = (sm.0 - blocks, sm.1 - blocks * warps);
@@ -288,9 +333,16 @@ impl Fleet {
 }
 
 impl Gpu {
-    /// Blocks on each SM, one by one in turn over SMs with room; none if they do not all fit. A
+    /// Whether an SM holds a block of the job, which has some.
+    fn holds(&self, job: &Job) -> bool {
+        let size = &self.size;
+        let warps = job.warps_of_block();
+        job.blocks > 0 && (1..=size.warps).contains(&warps) && size.sms > 0 && size.blocks > 0
+    }
+
+    /// Blocks on each SM, one by one in turn over SMs with room, and whether they all fit. A
     /// kernel that is larger than the GPU needs all of its slots.
-    fn slots(&self, job: &Job) -> Option<Vec<u32>> {
+    fn slots(&self, job: &Job) -> (Vec<u32>, bool) {
         let warps = job.warps_of_block();
         let of_sm = self.size.blocks.min(self.size.warps / warps);
         let blocks = job.blocks.min(of_sm.saturating_mul(self.size.sms));
@@ -303,17 +355,20 @@ impl Gpu {
         for _ in 0..blocks {
             let all = self.on_sms.len();
             let mut turn = (0..all).map(|offset| (next + offset) % all);
-            let place = turn.find(|place| room(*place, slots[*place]))?;
+            let Some(place) = turn.find(|place| room(*place, slots[*place])) else {
+                return (slots, false);
+            };
             slots[place] += 1;
             next = (place + 1) % all;
         }
-        Some(slots)
+        (slots, true)
     }
 
     fn commit(&mut self, placed: &Placed) {
         self.used_bytes += placed.job.memory_bytes;
         self.used_warps += placed.job.warps();
-        self.jobs += 1;
+        self.jobs += u32::from(!placed.is_task);
+        self.tasks += u32::from(placed.is_task);
         let warps = placed.job.warps_of_block();
         for (sm, blocks) in self.on_sms.iter_mut().zip(&placed.on_sms) {
             *sm = (sm.0 + blocks, sm.1 + blocks * warps);

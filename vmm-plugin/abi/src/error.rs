@@ -54,6 +54,8 @@ codes! {
     AllocationInUse = 26, "The allocation is used by commands that have not finished";
     DeviceLost = 27, "The mediator, or what executed the VM's commands, is gone; open channels anew once the device answers";
     HostLimit = 28, "A limit that the host set for the VM is reached";
+    NoSuchTask = 29, "The VM has begun no task of this number";
+    NoRoomNow = 30, "Other tasks have what this one needs; repeat the request later";
 }
 
 /// What a channel is doing, as reported in its state block.

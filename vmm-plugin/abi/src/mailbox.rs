@@ -30,6 +30,10 @@ pub enum MailboxOp {
     FindFunction = 7,
     /// item ([`QueryItem`]) -> value
     Query = 8,
+    /// memory bytes, threads of a block, blocks -> task
+    BeginTask = 9,
+    /// task ->
+    EndTask = 10,
 }
 
 /// Items that [`MailboxOp::Query`] reads.
@@ -105,6 +109,20 @@ pub enum Request {
         /// The item to read.
         item: QueryItem,
     },
+    /// See [`MailboxOp::BeginTask`]: what the next kernels need.
+    BeginTask {
+        /// Bytes of the VM's GPU memory.
+        memory_bytes: u64,
+        /// Threads of a block.
+        threads: u32,
+        /// Blocks of the largest kernel.
+        blocks: u32,
+    },
+    /// See [`MailboxOp::EndTask`].
+    EndTask {
+        /// Task.
+        task: u32,
+    },
 }
 
 impl Request {
@@ -167,6 +185,14 @@ impl Request {
             8 => Self::Query {
                 item: QueryItem::from_u64(a0).ok_or(ErrorCode::BadArgument)?,
             },
+            9 => Self::BeginTask {
+                memory_bytes: a0,
+                threads: narrow(a1, ErrorCode::BadArgument)?,
+                blocks: narrow(a2, ErrorCode::BadArgument)?,
+            },
+            10 => Self::EndTask {
+                task: narrow(a0, ErrorCode::NoSuchTask)?,
+            },
             _ => return Err(ErrorCode::UnknownOp),
         };
         Ok(request)
@@ -218,6 +244,18 @@ impl Request {
                 put(&[item as u64]);
                 MailboxOp::Query
             }
+            Self::BeginTask {
+                memory_bytes,
+                threads,
+                blocks,
+            } => {
+                put(&[memory_bytes, threads.into(), blocks.into()]);
+                MailboxOp::BeginTask
+            }
+            Self::EndTask { task } => {
+                put(&[task.into()]);
+                MailboxOp::EndTask
+            }
         };
         (op, args)
     }
@@ -245,7 +283,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_decodes_encodes_to_itself(op in 0u32..12, args in any::<[u64; 8]>(), small in any::<[u16; 8]>(), pick in any::<u8>()) {
+        fn what_decodes_encodes_to_itself(op in 0u32..14, args in any::<[u64; 8]>(), small in any::<[u16; 8]>(), pick in any::<u8>()) {
             let mut mixed = args;
             for (i, word) in mixed.iter_mut().enumerate() {
                 if pick >> i & 1 == 1 { *word = small[i].into(); }

@@ -1,18 +1,20 @@
 //! One VM's mailbox: a thread of its own, so that a long request (a large module) delays no other
 //! VM.
 
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Weak};
 use std::thread;
 
-use turnstile_abi::{ErrorCode, MAILBOX_ARGS, MAILBOX_RESULTS};
+use turnstile_abi::{ErrorCode, MAILBOX_ARGS, MAILBOX_RESULTS, Request};
 use turnstile_accounting::TenantId;
 use turnstile_vmm::wire::ToVmm;
 
 use super::Host;
+use crate::fleet::tasks;
 use crate::limits::{Held, Holder, Limits, Resource};
-use crate::tenant::requests::{self, Effect, Holdings};
-use turnstile_gpu::GuestMemory;
+use crate::tenant::requests::{self, Effect, Holdings, Served};
+use turnstile_gpu::{GuestMemory, Refusal};
+use turnstile_policies::place::Job;
 
 /// A request from the socket.
 #[derive(Debug)]
@@ -71,8 +73,15 @@ fn serve(
 ) {
     while let Ok((Letter { id, op, args }, _held)) = letters.recv() {
         let Some(host) = host() else { return };
-        let account = host.account(tenant);
-        let served = requests::serve(&**host.gpu(), tenant, guest, account, holdings, op, &args);
+        let served = match Request::decode(op, &args) {
+            Ok(request @ (Request::BeginTask { .. } | Request::EndTask { .. })) => {
+                task(&host, tenant, request)
+            }
+            _ => {
+                let (gpu, account) = (&**host.gpu(), host.account(tenant));
+                requests::serve(gpu, tenant, guest, account, holdings, op, &args)
+            }
+        };
         let (answer, effect) = match served {
             Ok(served) => {
                 let error = ErrorCode::None as u32;
@@ -103,4 +112,29 @@ fn serve(
         };
         host.mailbox_served(tenant, effect, &answer);
     }
+}
+
+/// Begins or ends a task on the GPUs of the daemon.
+fn task(host: &Host, tenant: TenantId, request: Request) -> Result<Served, Refusal> {
+    let fleet = host.common.fleet.get().and_then(Weak::upgrade);
+    let fleet = fleet.ok_or(ErrorCode::UnknownOp)?;
+    let mut results = [0; MAILBOX_RESULTS];
+    match request {
+        Request::BeginTask {
+            memory_bytes,
+            threads,
+            blocks,
+        } => {
+            let job = Job {
+                memory_bytes,
+                blocks,
+                threads,
+            };
+            results[0] = tasks::begin(&fleet, host, tenant, job)?.into();
+        }
+        Request::EndTask { task } => tasks::end(&fleet, tenant, task)?,
+        _ => return Err(ErrorCode::UnknownOp.into()),
+    }
+    let effect = Effect::None;
+    Ok(Served { results, effect })
 }

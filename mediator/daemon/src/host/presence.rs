@@ -2,9 +2,9 @@
 //! there, nothing is known of its engines, and nothing is charged.
 //!
 //! In: what the accounting thread finds at the end of a period, and orders of an operator. Out: a
-//! gap in the ledger, an event, and the reason that `/readyz` shows ([`super::periods`]). Where the GPU was reset to
-//! take it back, its contexts are gone, so all VMs are notified and end; their VMMs may connect
-//! again.
+//! gap in the ledger, an event, and the reason that `/readyz` shows ([`super::periods`]). Where the
+//! GPU was reset to take it back, its contexts are gone, so all VMs are notified and end; their
+//! VMMs may connect again.
 //!
 //! ```text
 //!   Answers ---- fail ----> Silent

@@ -180,6 +180,10 @@ pub fn serve(
                 QueryItem::SharedBytesMax => capabilities.shared_bytes_max.into(),
             }])
         }
+        // The fleet's, which have no part in one GPU's requests.
+        Request::BeginTask { .. } | Request::EndTask { .. } => {
+            return Err(ErrorCode::UnknownOp.into());
+        }
     };
     Ok(Served { results, effect })
 }
