@@ -99,6 +99,9 @@ pub struct Gpu {
     /// Why nothing is known of it now; null while it answers.
     #[serde(default)]
     pub silent: Option<String>,
+    /// What it cannot do on this host, with the remedy; null where nothing lacks.
+    #[serde(default)]
+    pub lacks: Option<String>,
     /// End of the last window, on the GPU's clock.
     pub at_ns: u64,
     /// Engines.
@@ -143,6 +146,7 @@ impl Gpu {
             removed: seen.host.is_removed(),
             charge: Charge::of(capability.worked),
             silent: seen.host.silence(),
+            lacks: seen.host.gpu().lacks().map(str::to_owned),
             at_ns: snapshot.at.0,
             engines: engines.collect(),
             // CAST: a sum of times of one run

@@ -112,4 +112,9 @@ fn show(gpus: &[Gpu]) {
         "GPU", "MODEL", "POLICY", "STATE", "CHARGE", "VMS", "MEM-MIB", "USED", "SWITCH", "IDLE",
     ];
     table(&head, &rows);
+    for gpu in gpus {
+        if let Some(lacks) = &gpu.lacks {
+            println!("{}: {lacks}", gpu.id);
+        }
+    }
 }

@@ -130,16 +130,18 @@ fn software_by_default(effective: &Effective, nvidia: bool) -> Result<Option<Str
 
 /// What a daemon prints at its start: its GPU, where it listens, its ledger, and the files that it
 /// read.
-fn started(effective: &Effective, config: &Config) -> anyhow::Result<[String; 4]> {
-    let gpu = |card: &Config| -> anyhow::Result<String> {
+fn started(
+    effective: &Effective,
+    config: &Config,
+    policies: &[String],
+) -> anyhow::Result<[String; 4]> {
+    let gpu = |(card, policy): (&Config, &String)| -> anyhow::Result<String> {
         let GpuIdentity { gpu, model, .. } = identity(card)?;
-        Ok(format!("{model} ({gpu}), policy {}", card.policy()))
+        Ok(format!("{model} ({gpu}), policy {policy}"))
     };
-    let gpus = config
-        .cards()
-        .iter()
-        .map(gpu)
-        .collect::<anyhow::Result<Vec<_>>>()?;
+    let cards = config.cards();
+    let gpus = cards.iter().zip(policies).map(gpu);
+    let gpus = gpus.collect::<anyhow::Result<Vec<_>>>()?;
     let api = &config.api;
     let show = |path: &PathBuf| path.display().to_string();
     let mut listens = vec![format!("{} (VMs and programs)", show(&config.sockets.vmm))];
@@ -205,13 +207,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     confine(&config, args.options.file())?;
     let mut daemon = start(&config)?;
     let api = api(&config, &daemon)?;
-    let gpus = match config.cards().len() {
-        1 => format!("{} GPU, policy {}", config.gpu.kind.name(), config.policy()),
-        count => format!("{count} GPUs"),
+    let members = daemon.fleet().members().iter();
+    let policies: Vec<String> = members.map(|one| one.host.policy().to_owned()).collect();
+    let gpus = match &policies[..] {
+        [policy] => format!("{} GPU, policy {policy}", config.gpu.kind.name()),
+        all => format!("{} GPUs", all.len()),
     };
     let status = format!("{gpus}, listening on {}", config.sockets.vmm.display());
     let fronts = fronts(&config)?;
-    for line in started(&effective, &config)? {
+    for line in started(&effective, &config, &policies)? {
         log::info!("{line}");
     }
     let service = Service::ready(&status, daemon.periods().to_vec())?;
@@ -392,7 +396,8 @@ mod tests {
         let mut config = effective.config.clone();
         config.sockets.vmm = "/run/x/vmm.sock".into();
         name_sockets(&mut config);
-        let lines = started(&effective, &config).unwrap();
+        let policies = ["dfq".to_owned()];
+        let lines = started(&effective, &config, &policies).unwrap();
         assert_eq!(lines[0], "GPU: Software GPU (software-0), policy dfq");
         assert_eq!(
             lines[1],
@@ -401,6 +406,7 @@ mod tests {
         assert_eq!(lines[2], "Ledger: /var/l, node n");
         assert_eq!(lines[3], "Configuration: site.toml");
         config.ledger.path = None;
-        assert!(started(&effective, &config).unwrap()[2].contains("none is kept"));
+        let lines = started(&effective, &config, &policies).unwrap();
+        assert!(lines[2].contains("none is kept"));
     }
 }

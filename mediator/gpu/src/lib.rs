@@ -412,6 +412,11 @@ pub trait Gpu: Channels + Suspension + Memory + Metering {
     /// What it can do.
     fn capabilities(&self) -> Capabilities;
 
+    /// What it cannot do on this host though GPUs of its kind can, with the remedy.
+    fn lacks(&self) -> Option<&str> {
+        None
+    }
+
     /// What it reports about its own work.
     fn report(&self) -> Report {
         Report::default()

@@ -45,5 +45,5 @@ pub mod swapped;
 mod sys;
 mod tenant;
 pub mod version;
-mod vms;
+pub mod vms;
 pub mod worker;

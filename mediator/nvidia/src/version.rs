@@ -7,6 +7,10 @@ use std::path::Path;
 
 use turnstile_nvidia_guest::abi::{self, AbiError};
 
+/// Remedy for a driver version without a table.
+pub const REMEDY: &str =
+    "Install a driver version that is known, or add a row for this one (docs/NVIDIA.md)";
+
 /// File in which the driver reports its version.
 pub(crate) const VERSION_FILE: &str = "/proc/driver/nvidia/version";
 
@@ -44,6 +48,25 @@ pub enum VersionError {
         /// The vendor's name of the call.
         name: &'static str,
     },
+}
+
+impl VersionError {
+    /// What a GPU can do under a version without a table, and what not; none where no driver is
+    /// known to be loaded.
+    pub fn leaves(&self) -> Option<String> {
+        match self {
+            Self::NoDriver(_) | Self::Unreadable => None,
+            Self::Unknown(_) | Self::Lacks { .. } => Some(format!(
+                "{self}. Commands of VMs run, held at doorbells; programs, CUDA in guests and \
+                 holding running kernels are refused"
+            )),
+        }
+    }
+
+    /// The same with the remedy.
+    pub fn lacks(&self) -> Option<String> {
+        Some(format!("{}. {REMEDY}", self.leaves()?))
+    }
 }
 
 /// The calls of a version.
@@ -124,6 +147,12 @@ mod tests {
             refused.contains("580.159.05") && refused.contains("nearest: 580.159.04"),
             "{refused}"
         );
+        let lacks = abi_of("580.159.05").unwrap_err().lacks().unwrap();
+        assert!(
+            lacks.starts_with(&refused) && lacks.ends_with(REMEDY),
+            "{lacks}"
+        );
+        assert!(VersionError::Unreadable.lacks().is_none());
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The VMs of an NVIDIA GPU, with a worker each.
 
+mod only;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
@@ -15,6 +17,7 @@ use turnstile_vmm::wire::ObjectChange;
 
 use super::notify::Listener;
 use super::worker::{Worker, WorkerConfig};
+pub use only::VmsOnly;
 use turnstile_gpu::{Refusal, TenantResources};
 
 /// The workers of this GPU, and how they are started.
@@ -108,6 +111,19 @@ impl Vms {
         let mut workers = self.workers.write().unwrap_or_else(PoisonError::into_inner);
         for worker in std::mem::take(&mut *workers).into_values() {
             worker.end();
+        }
+    }
+
+    /// Appends the VMs with commands that were announced and have not finished. Never blocks.
+    fn with_commands(&self, tenants: &mut Vec<TenantId>) {
+        let workers = self.workers.read().unwrap_or_else(PoisonError::into_inner);
+        let mut channels = Vec::new();
+        for (tenant, worker) in &*workers {
+            channels.clear();
+            worker.activity(&mut channels);
+            if channels.iter().any(|channel| channel.pending > 0) {
+                tenants.push(*tenant);
+            }
         }
     }
 

@@ -72,7 +72,10 @@ impl Isolation {
     /// Checks that the driver's release has a table.
     pub(super) fn check(&self) -> Result<(), LaunchError> {
         if !self.stand_in {
-            turnstile_nvidia_guest::abi::release(&version::loaded()?)?;
+            version::detect().map_err(|error| match error.lacks() {
+                Some(lacks) => LaunchError::Release(lacks),
+                None => error.into(),
+            })?;
         }
         Ok(())
     }

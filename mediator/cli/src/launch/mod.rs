@@ -134,8 +134,8 @@ pub(crate) enum LaunchError {
     #[error(transparent)]
     Driver(#[from] turnstile_nvidia::version::VersionError),
     /// Its release has no table.
-    #[error(transparent)]
-    Release(#[from] turnstile_nvidia_guest::abi::AbiError),
+    #[error("{0}")]
+    Release(String),
     /// The library is not there.
     #[error("{} is not there; it is built with turnstile and lies beside it, or in ../lib/turnstile; --preload names another place", path.display())]
     NoLibrary {

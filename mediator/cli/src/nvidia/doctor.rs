@@ -5,7 +5,7 @@ use std::path::Path;
 use turnstile_nvidia::observe::Signals;
 use turnstile_nvidia::probe;
 use turnstile_nvidia::rm::CONTROL_DEVICE;
-use turnstile_nvidia::version::{self, DriverAbi, VersionError};
+use turnstile_nvidia::version::{self, DriverAbi};
 
 use crate::finding::{Feature, Finding, with_causes};
 
@@ -33,7 +33,7 @@ pub(crate) fn findings(gpu: u32) -> Vec<Finding> {
     let driver = Feature {
         name: "NVIDIA driver version",
         needed_for: "events, suspension",
-        remedy: "Install a driver version that is known, or add a row for this one (docs/NVIDIA.md)",
+        remedy: version::REMEDY,
     };
     let events = Feature {
         name: "Context-switch events",
@@ -93,8 +93,7 @@ pub(crate) fn findings(gpu: u32) -> Vec<Finding> {
         device.found(Ok(format!("{CONTROL_DEVICE}, {path}"))),
         driver.found(match &abi {
             Ok(abi) => Ok(version::warning(abi.version).unwrap_or_else(|| abi.version.to_owned())),
-            Err(error @ VersionError::Unknown(_)) => Err(error.to_string()),
-            Err(error) => Err(with_causes(error)),
+            Err(error) => Err(error.leaves().unwrap_or_else(|| with_causes(error))),
         }),
     ];
     let probed = |feature: Feature, probe: &dyn Fn(&DriverAbi) -> Result<String, String>| match &abi

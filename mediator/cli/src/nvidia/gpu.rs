@@ -10,6 +10,8 @@ use turnstile_nvidia::commands::{mover_command, preemptor_command, watchdog_comm
 use turnstile_nvidia::preemptor::Preemptor;
 use turnstile_nvidia::rm::RmClient;
 use turnstile_nvidia::sharing::{MEMORY_TICK, Moving, SharedGpu};
+use turnstile_nvidia::version;
+use turnstile_nvidia::vms::VmsOnly;
 use turnstile_nvidia::worker::WorkerConfig;
 
 use super::worker::worker_command;
@@ -28,6 +30,13 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Chosen> {
         device: index,
         ..WorkerConfig::default()
     };
+    let known = version::detect();
+    if let Some(lacks) = known.err().and_then(|error| error.lacks()) {
+        log::warn!("{lacks}");
+        let gpu = VmsOnly::start(workers, worker_command, lacks);
+        let gpu = gpu.context("The NVIDIA GPU cannot be shared")?;
+        return Ok(Chosen::plain(Arc::new(gpu)));
+    }
     let memory = &config.memory;
     let moving = (memory.host_pool_mib > 0)
         .then(|| -> anyhow::Result<Moving> {

@@ -4,10 +4,10 @@ use anyhow::Context;
 use turnstile_accounting::Nanos;
 use turnstile_accounting::record::GpuIdentity;
 use turnstile_api::{DebtFile, StateFile};
-use turnstile_daemon::config::{Config, Meter};
+use turnstile_daemon::config::{Config, GpuKind, Meter};
 use turnstile_daemon::{AccountsConfig, Card, Daemon, DaemonConfig, HostConfig, MeterKind};
 use turnstile_policies::place::rule_by_name;
-use turnstile_policies::{Tuning, Weight};
+use turnstile_policies::{DEFAULT_POLICY, Tuning, Weight};
 
 use crate::chosen::Chosen;
 use crate::{gpus, ledger};
@@ -59,12 +59,20 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
         if let Some(ms) = config.scheduling.period_ms {
             timing.period = Nanos::from_ms(ms);
         }
+        let (mut host, mut meter) = (host(config)?, meter);
+        if gpu.lacks().is_some() && config.gpu.kind == GpuKind::Nvidia {
+            // `owed` needs time slices and events; doorbells are held by the rule of other GPUs.
+            if host.policy != "none" {
+                host.policy = DEFAULT_POLICY.to_owned();
+            }
+            meter = MeterKind::Adaptive;
+        }
         let ledger = store.clone();
         Ok(Card {
             ledger: ledger.map(|store| ledger::of_gpu(&config.ledger, store, identity.clone())),
             identity,
             gpu,
-            host: host(config)?,
+            host,
             meter,
             timing,
         })

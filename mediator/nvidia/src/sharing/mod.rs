@@ -48,7 +48,7 @@ use engine_probe::EngineProbe;
 pub use holds::{Holds, Reason};
 pub use moving::Moving;
 pub use start::NvidiaError;
-use start::open_log;
+pub(crate) use start::{facts, open_log};
 
 /// Lock order: `holds`, `preemptor`, `probe`, `clock`. The locks of the working sets are taken
 /// while none of these is held.

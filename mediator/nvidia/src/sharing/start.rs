@@ -56,7 +56,7 @@ pub enum NvidiaError {
 }
 
 /// What the GPU is.
-fn facts(index: u32) -> Result<Facts, CudaError> {
+pub(crate) fn facts(index: u32) -> Result<Facts, CudaError> {
     /// SOURCE: cuda.h: CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK.
     const SHARED_BYTES: i32 = 8;
     /// SOURCE: cuda.h: CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT.
@@ -75,7 +75,7 @@ fn facts(index: u32) -> Result<Facts, CudaError> {
 }
 
 /// A context-switch log of GPU `index`, with the client that it ends with.
-pub(super) fn open_log(index: u32, driver: &DriverAbi) -> Result<(RmClient, EventLog), RmError> {
+pub(crate) fn open_log(index: u32, driver: &DriverAbi) -> Result<(RmClient, EventLog), RmError> {
     let client = RmClient::open(index)?;
     let log = EventLog::start(&client, driver)?;
     Ok((client, log))

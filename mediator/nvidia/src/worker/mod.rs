@@ -36,4 +36,5 @@ mod tests;
 pub use config::WorkerConfig;
 pub use handle::Worker;
 pub use process::Facts;
+pub(crate) use serve::now as wall_clock;
 pub use serve::{WorkerError, run};

@@ -47,7 +47,7 @@ pub enum WorkerError {
 
 /// The wall clock, which the GPU's own clock is close to: the driver sets it at its start (SOURCE:
 /// measured).
-pub(super) fn now() -> Moment {
+pub(crate) fn now() -> Moment {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     // CAST: overflows after 584 years.
     Moment(since.map_or(0, |since| since.as_nanos() as u64))

@@ -5,6 +5,7 @@ mod kernels;
 mod moved;
 mod process;
 mod rings;
+mod vms_only;
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
