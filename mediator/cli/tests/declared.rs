@@ -5,6 +5,7 @@ mod common;
 
 use std::fs::{self, DirEntry};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::Instant;
@@ -17,8 +18,12 @@ const CARDS: &str = "[[card]]\nmemory_mib = 256\n[[card]]\nmemory_mib = 512\n";
 const ID: &str = "6f1c2a9e-0d7b-4c55-9b1e-2f8f6f0a1b2c";
 
 fn begin(folder: &Path) -> Process {
+    begin_with(folder, "")
+}
+
+fn begin_with(folder: &Path, more: &str) -> Process {
     let config = folder.join("turnstile.toml");
-    fs::write(&config, CARDS).unwrap();
+    fs::write(&config, format!("{more}{CARDS}")).unwrap();
     let at = |name: &str| folder.join(name).display().to_string();
     let args = [
         "--config",
@@ -328,4 +333,35 @@ fn lives_in_a_row_leave_nothing() {
         left.0,
         left.1
     );
+}
+
+/// An administrator is root or the daemon's own user; `roles.rs` of the API refuses all others.
+#[test]
+fn socket_of_a_vm_gets_the_owner_group_and_mode_that_an_administrator_sets() {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: only root gives a file to another user");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let own = ["--owner", "12345", "--group", "54321", "--mode", "0640"];
+    let create = |name| [&["vm", "create", name][..], &own[..]].concat();
+    let daemon = begin_with(folder, "[safety]\nkeep_capabilities = true\n");
+    let vm = json(folder, &create("given"));
+    let file = fs::metadata(socket_of(&vm)).unwrap();
+    let found = (file.uid(), file.gid(), file.mode() & 0o7777);
+    assert_eq!(found, (12_345, 54_321, 0o640));
+    // A restart makes the socket anew.
+    stop(daemon);
+    let daemon = begin_with(folder, "[safety]\nkeep_capabilities = true\n");
+    let vm = in_state(folder, "given", "ready");
+    let file = fs::metadata(socket_of(&vm)).unwrap();
+    assert_eq!((file.uid(), file.gid(), file.mode() & 0o7777), found);
+    done(folder, &["vm", "delete", "given"]);
+    stop(daemon);
+    // A daemon over software GPUs has no such right by default, and makes no socket with another
+    // owner than requested.
+    let _daemon = begin(folder);
+    let text = refused(folder, &create("kept"));
+    assert!(text.contains("keep_capabilities"), "{text}");
 }

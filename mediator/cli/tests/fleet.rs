@@ -5,10 +5,15 @@ mod common;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Output;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 
 use common::{Process, serve, turnstile, until, vm};
 use rustix::process::Signal;
 use serde_json::Value;
+use turnstile_vmm::abi::{ErrorCode, Request as Mailbox, regs};
+use turnstile_vmm::attach::{Attached, NoRoutes, Request, Welcome, interrupts, sealed_memory};
+use turnstile_vmm::gate::ThreadMap;
 
 const CARDS: &str = "[[card]]\nmemory_mib = 256\n[[card]]\nmemory_mib = 512\n";
 
@@ -370,4 +375,87 @@ fn one_ledger_of_four_gpus_is_sound_after_kills() {
     assert!(is_sound, "{text}");
     assert_eq!(text.matches("; sound").count(), 4, "{text}");
     println!("{kills} kills: {text}");
+}
+
+/// A guest of this process, which drives its device's mailbox.
+struct Guest {
+    vm: Arc<Attached<ThreadMap, NoRoutes>>,
+    control: JoinHandle<()>,
+}
+
+impl Guest {
+    fn attach(folder: &Path, name: &str) -> Self {
+        let memory = sealed_memory(c"guest", 1 << 20).unwrap();
+        let request = Request {
+            gpu_memory_bytes: Some(64 << 20),
+            ..Request::new(folder.join("vmm.sock"), name, memory, 1 << 20)
+        };
+        let welcome = Welcome::request(request, &interrupts().unwrap()).unwrap();
+        let map = ThreadMap::new(welcome.identity.channels);
+        let (vm, control) = welcome.attach(map, NoRoutes);
+        let control = thread::spawn(move || control.run().unwrap());
+        Self { vm, control }
+    }
+
+    /// The first result of a request, or the refusal's code.
+    fn ask(&self, request: &Mailbox) -> Result<u64, u32> {
+        let (op, args) = request.encode();
+        for (at, arg) in (regs::MAILBOX_ARG..).step_by(8).zip(args) {
+            self.vm.gpu().regs_write(at, &arg.to_le_bytes());
+        }
+        let op = (op as u32).to_le_bytes();
+        self.vm.gpu().regs_write(regs::MAILBOX_OP, &op);
+        let word = |at| u32::from_le_bytes(self.vm.gpu().reg(at));
+        let done = until("an answer", || {
+            let status = word(regs::MAILBOX_STATUS);
+            (status != regs::mailbox_status::BUSY).then_some(status)
+        });
+        match done {
+            regs::mailbox_status::DONE => {
+                Ok(u64::from_le_bytes(self.vm.gpu().reg(regs::MAILBOX_RESULT)))
+            }
+            _ => Err(word(regs::MAILBOX_ERROR)),
+        }
+    }
+
+    fn begin(&self, memory_bytes: u64, blocks: u32) -> Result<u64, u32> {
+        self.ask(&Mailbox::BeginTask {
+            memory_bytes,
+            threads: 64,
+            blocks,
+        })
+    }
+
+    fn leave(self) {
+        self.vm.detach();
+        self.control.join().unwrap();
+    }
+}
+
+#[test]
+fn task_of_a_vm_waits_for_another_on_its_gpu_and_ends_with_its_vm() {
+    /// More blocks than the GPU holds: the task takes all of it.
+    const ALL: u32 = 1 << 20;
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let _daemon = begin(folder, "[scheduling]\nplacement = \"exact\"\n");
+    let [one, other] = ["one", "other"].map(|name| Guest::attach(folder, name));
+    assert_eq!(all(folder, 2)["one"], all(folder, 2)["other"]);
+    let first = one.begin(32 << 20, ALL).unwrap();
+    // The answer comes at once: no vCPU waits for a task of another VM.
+    assert_eq!(other.begin(0, 1), Err(ErrorCode::NoRoomNow as u32));
+    let task = u32::try_from(first).unwrap();
+    one.ask(&Mailbox::EndTask { task }).unwrap();
+    let again = one.ask(&Mailbox::EndTask { task });
+    assert_eq!(again, Err(ErrorCode::NoSuchTask as u32));
+    other.begin(0, ALL).unwrap();
+    assert_eq!(one.begin(0, 1), Err(ErrorCode::NoRoomNow as u32));
+    // Never: more than the VM has, and a block that no SM holds.
+    let never = other.begin(65 << 20, 1);
+    assert_eq!(never, Err(ErrorCode::OutOfGpuMemory as u32));
+    assert_eq!(one.begin(0, 0), Err(ErrorCode::BadArgument as u32));
+    // A VM that leaves has no task any more.
+    other.leave();
+    until("its end", || one.begin(0, ALL).ok());
+    one.leave();
 }
