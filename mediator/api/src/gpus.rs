@@ -146,7 +146,7 @@ impl Gpu {
             removed: seen.host.is_removed(),
             charge: Charge::of(capability.worked),
             silent: seen.host.silence(),
-            lacks: seen.host.gpu().lacks().map(str::to_owned),
+            lacks: snapshot.lacks.clone(),
             at_ns: snapshot.at.0,
             engines: engines.collect(),
             // CAST: a sum of times of one run

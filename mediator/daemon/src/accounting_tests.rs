@@ -5,9 +5,9 @@ use std::time::Instant;
 use turnstile_accounting::record::{Body, GapCause};
 
 use super::*;
-use crate::host::bench::Bench;
 use crate::host::ledger_tests::{config, entries, records};
 use crate::host::recording_gpu::GATES;
+use crate::host::test_bench::Bench;
 use turnstile_gpu::{Capabilities, Contexts, Metering as _};
 
 const MS: u64 = 1_000_000;

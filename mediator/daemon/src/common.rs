@@ -1,15 +1,32 @@
 //! What all GPUs of a daemon have in common.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use turnstile_accounting::TenantId;
+use turnstile_gpu::Refusal;
+use turnstile_policies::place::Job;
 use uuid::Uuid;
 
-use super::fleet::Fleet;
 use super::journal::Journal;
 use super::limits::{Limits, rows};
 use super::registry::Registry;
+
+/// Places tasks of VMs on the GPUs of a daemon.
+pub(crate) trait PlaceTasks: fmt::Debug + Send + Sync {
+    /// Begins a task of a VM; returns its number.
+    ///
+    /// # Errors
+    /// The refusal that the guest sees: `NoRoomNow` where the request may be repeated.
+    fn begin(&self, tenant: TenantId, job: Job) -> Result<u32, Refusal>;
+
+    /// Ends a task of a VM.
+    ///
+    /// # Errors
+    /// `NoSuchTask`.
+    fn end(&self, tenant: TenantId, number: u32) -> Result<(), Refusal>;
+}
 
 /// What all hosts of a daemon have in common.
 #[derive(Clone, Debug)]
@@ -21,8 +38,8 @@ pub(crate) struct Common {
     pub(crate) journal: Arc<Journal>,
     /// Counts what tenants, accounts and clients hold. Its lock is an innermost one.
     pub(crate) limits: Arc<Limits>,
-    /// All GPUs, once they are a daemon's.
-    pub(crate) fleet: Arc<OnceLock<Weak<Fleet>>>,
+    /// Where tasks of VMs are placed, once the GPUs are a daemon's.
+    pub(crate) tasks: Arc<OnceLock<Weak<dyn PlaceTasks>>>,
     /// Processes of tenants that are programs, which may be on several GPUs. Its lock is taken
     /// after a host's, and before that of the limits.
     registry: Arc<Mutex<Registry>>,
@@ -36,7 +53,7 @@ impl Common {
             next: Arc::new(AtomicU32::new(1)),
             journal: Arc::default(),
             limits: Limits::new(rows((gpus * tenants_max) as u64)),
-            fleet: Arc::default(),
+            tasks: Arc::default(),
             registry: Arc::default(),
         }
     }

@@ -12,7 +12,7 @@ mod drains;
 pub(crate) mod programs;
 mod queue;
 mod settings;
-pub(crate) mod tasks;
+mod tasks;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;

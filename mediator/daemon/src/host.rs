@@ -3,8 +3,6 @@
 //! period. Nothing under it waits for a VM.
 
 pub(crate) mod accounts;
-#[cfg(test)]
-pub(crate) mod bench;
 mod config;
 pub(crate) mod debts;
 mod departed;
@@ -23,6 +21,8 @@ pub(crate) mod recording_gpu;
 pub(crate) mod settings;
 pub(crate) mod snapshot;
 pub(crate) mod state;
+#[cfg(test)]
+pub(crate) mod test_bench;
 pub(crate) mod timings;
 
 use std::collections::BTreeMap;

@@ -232,7 +232,8 @@ impl Daemon {
         }
         let fleet = Arc::new(Fleet::new(gpus, config.placement, config.queue)?);
         // Empty until here.
-        let _ = fleet.first().common.fleet.set(Arc::downgrade(&fleet));
+        let tasks = Arc::downgrade(&fleet);
+        let _ = fleet.first().common.tasks.set(tasks);
         for (gpu, member) in fleet.members().iter().enumerate() {
             fleet.close(gpu, config.cordoned.contains(&member.identity.gpu));
             if config.removed.contains(&member.identity.gpu) {

@@ -231,6 +231,8 @@ pub struct Report {
     pub untracked: Vec<Untracked>,
     /// Faults of each tenant's channels so far, by kind, where they are counted.
     pub faults: BTreeMap<TenantId, BTreeMap<ErrorCode, u64>>,
+    /// What it cannot do on this host though GPUs of its kind can, with the remedy.
+    pub lacks: Option<String>,
 }
 
 /// What a GPU is to do about its sources of engine state.
@@ -411,11 +413,6 @@ pub trait Metering: Send + Sync + fmt::Debug {
 pub trait Gpu: Channels + Suspension + Memory + Metering {
     /// What it can do.
     fn capabilities(&self) -> Capabilities;
-
-    /// What it cannot do on this host though GPUs of its kind can, with the remedy.
-    fn lacks(&self) -> Option<&str> {
-        None
-    }
 
     /// What it reports about its own work.
     fn report(&self) -> Report {

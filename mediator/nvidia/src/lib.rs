@@ -46,4 +46,5 @@ mod sys;
 mod tenant;
 pub mod version;
 pub mod vms;
+pub mod vms_only;
 pub mod worker;

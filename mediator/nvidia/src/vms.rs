@@ -1,7 +1,5 @@
 //! The VMs of an NVIDIA GPU, with a worker each.
 
-mod only;
-
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
@@ -17,7 +15,6 @@ use turnstile_vmm::wire::ObjectChange;
 
 use super::notify::Listener;
 use super::worker::{Worker, WorkerConfig};
-pub use only::VmsOnly;
 use turnstile_gpu::{Refusal, TenantResources};
 
 /// The workers of this GPU, and how they are started.
@@ -115,7 +112,7 @@ impl Vms {
     }
 
     /// Appends the VMs with commands that were announced and have not finished. Never blocks.
-    fn with_commands(&self, tenants: &mut Vec<TenantId>) {
+    pub(super) fn with_commands(&self, tenants: &mut Vec<TenantId>) {
         let workers = self.workers.read().unwrap_or_else(PoisonError::into_inner);
         let mut channels = Vec::new();
         for (tenant, worker) in &*workers {

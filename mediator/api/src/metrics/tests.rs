@@ -85,6 +85,7 @@ pub(crate) fn host() -> HostSnapshot {
             },
         ],
         conservation_error_ns: 0,
+        lacks: None,
         untracked: Vec::new(),
         limits: limits(),
         departed: Vec::new(),

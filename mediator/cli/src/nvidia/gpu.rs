@@ -11,7 +11,7 @@ use turnstile_nvidia::preemptor::Preemptor;
 use turnstile_nvidia::rm::RmClient;
 use turnstile_nvidia::sharing::{MEMORY_TICK, Moving, SharedGpu};
 use turnstile_nvidia::version;
-use turnstile_nvidia::vms::VmsOnly;
+use turnstile_nvidia::vms_only::VmsOnly;
 use turnstile_nvidia::worker::WorkerConfig;
 
 use super::worker::worker_command;

@@ -60,7 +60,7 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
             timing.period = Nanos::from_ms(ms);
         }
         let (mut host, mut meter) = (host(config)?, meter);
-        if gpu.lacks().is_some() && config.gpu.kind == GpuKind::Nvidia {
+        if gpu.report().lacks.is_some() && config.gpu.kind == GpuKind::Nvidia {
             // `owed` needs time slices and events; doorbells are held by the rule of other GPUs.
             if host.policy != "none" {
                 host.policy = DEFAULT_POLICY.to_owned();

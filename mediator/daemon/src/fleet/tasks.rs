@@ -1,8 +1,8 @@
 //! Tasks of VMs: what a guest declares of its next kernels before it launches them (CASE's probe).
 //!
 //! - In: a VM's requests, with memory, threads of a block and blocks.
-//! - Out: the task's number, or why it cannot begin now, or ever. Nothing waits here: a guest repeats
-//!   its request.
+//! - Out: the task's number, or why it cannot begin now, or ever. Nothing waits here: a guest
+//!   repeats its request.
 //! - Invariants: a task takes warps, and by the rule `exact` blocks, of its VM's GPU, and memory of
 //!   the VM's own. A VM has at most [`TASKS_MAX`]. They end with the VM. All of it is under the
 //!   lock of places.
@@ -14,8 +14,8 @@ use turnstile_accounting::TenantId;
 use turnstile_gpu::Refusal;
 use turnstile_policies::place::{self, Job, Placed};
 
-use super::{Fleet, Places, Rule};
-use crate::host::Host;
+use super::{Fleet, Member, Places, Rule};
+use crate::common::PlaceTasks;
 
 /// Tasks that a VM may have begun at a time.
 pub(crate) const TASKS_MAX: usize = 64;
@@ -97,42 +97,27 @@ impl Tasks {
     }
 }
 
-/// Begins a task of a VM on this host; returns its number.
-///
-/// # Errors
-/// The refusal that the guest sees: [`ErrorCode::NoRoomNow`] where it may be repeated.
-pub(crate) fn begin(
-    fleet: &Fleet,
-    host: &Host,
-    tenant: TenantId,
-    job: Job,
-) -> Result<u32, Refusal> {
-    let mut members = fleet.members.iter();
-    let gpu = members.position(|member| std::ptr::eq(&*member.host, host));
-    let places = &mut *fleet.places();
-    // Under the lock: a VM that leaves ends its tasks under it, after it is none of the host's.
-    let state = host.lock();
-    let entry = gpu.zip(state.tenants.get(&tenant));
-    let (gpu, entry) = entry.ok_or(ErrorCode::DeviceLost)?;
-    let tasks = places.tasks.entry(tenant).or_default();
-    tasks.begin(
-        &mut places.gpus,
-        fleet.rule,
-        gpu,
-        entry.brought.memory_bytes,
-        job,
-    )
-}
+impl PlaceTasks for Fleet {
+    fn begin(&self, tenant: TenantId, job: Job) -> Result<u32, Refusal> {
+        let places = &mut *self.places();
+        // Under the lock: a VM that leaves ends its tasks under it, after it is none of a host's.
+        let memory = |member: &Member| {
+            let state = member.host.lock();
+            state.tenants.get(&tenant).map(|vm| vm.brought.memory_bytes)
+        };
+        let mut of_gpus = self.members.iter().map(memory).enumerate();
+        let place = of_gpus.find_map(|(gpu, bytes)| Some((gpu, bytes?)));
+        let (gpu, memory_bytes) = place.ok_or(ErrorCode::DeviceLost)?;
+        let tasks = places.tasks.entry(tenant).or_default();
+        tasks.begin(&mut places.gpus, self.rule, gpu, memory_bytes, job)
+    }
 
-/// Ends a task of a VM.
-///
-/// # Errors
-/// [`ErrorCode::NoSuchTask`].
-pub(crate) fn end(fleet: &Fleet, tenant: TenantId, number: u32) -> Result<(), Refusal> {
-    let places = &mut *fleet.places();
-    let tasks = places.tasks.get_mut(&tenant);
-    let ended = tasks.and_then(|tasks| tasks.end(&mut places.gpus, number));
-    ended.ok_or_else(|| ErrorCode::NoSuchTask.into())
+    fn end(&self, tenant: TenantId, number: u32) -> Result<(), Refusal> {
+        let places = &mut *self.places();
+        let tasks = places.tasks.get_mut(&tenant);
+        let ended = tasks.and_then(|tasks| tasks.end(&mut places.gpus, number));
+        ended.ok_or_else(|| ErrorCode::NoSuchTask.into())
+    }
 }
 
 /// Ends all tasks of a VM that leaves.

@@ -5,8 +5,8 @@ use turnstile_abi::CHUNK_BYTES;
 use turnstile_accounting::{Moment, Nanos};
 use turnstile_gpu::{ChunkId, MemoryEvent};
 
-use super::bench::{Bench, PERIOD, done, gate, show, usage};
 use super::recording_gpu::{GATES, MOVABLE};
+use super::test_bench::{Bench, PERIOD, done, gate, show, usage};
 use super::*;
 
 #[test]

@@ -12,11 +12,11 @@ use turnstile_gpu::Capabilities;
 use turnstile_host::memory_file::memory_file;
 use turnstile_vmm::wire::Region;
 
-use super::bench::{Bench, PERIOD, done, usage};
 use super::debts::KeptDebt;
 use super::dma::{Change, change_memory, guest_memory};
 use super::recording_gpu::{Call, GATES};
 use super::settings::{MemoryLimits, SettingsError};
+use super::test_bench::{Bench, PERIOD, done, usage};
 use super::timings::{Seen, Timings};
 use super::*;
 use crate::accounts::{Entry, Rule};

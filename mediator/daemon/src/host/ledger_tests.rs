@@ -7,9 +7,9 @@ use turnstile_accounting::record::{Body, Entry, GapCause, GpuIdentity, TenantKin
 use turnstile_accounting::store::{Selection, SqliteStore, Store};
 use turnstile_accounting::{Moment, Nanos};
 
-use super::bench::{Bench, PERIOD, usage};
 use super::recorder::LedgerConfig;
 use super::recording_gpu::{Call, GATES};
+use super::test_bench::{Bench, PERIOD, usage};
 use super::*;
 use crate::journal::Changed;
 use turnstile_gpu::Contexts;

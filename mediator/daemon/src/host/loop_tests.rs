@@ -4,8 +4,8 @@ use turnstile_accounting::meter::ChannelReading;
 use turnstile_accounting::{Demand, DemandEvent, Moment};
 use turnstile_gpu::{Capabilities, ChannelActivity, EngineReading, Suspend};
 
-use super::bench::{Bench, activity, show};
 use super::recording_gpu::{GATES, MOVABLE};
+use super::test_bench::{Bench, activity, show};
 use super::*;
 
 const MS: u64 = 1_000_000;

@@ -10,7 +10,6 @@ use turnstile_accounting::TenantId;
 use turnstile_vmm::wire::ToVmm;
 
 use super::Host;
-use crate::fleet::tasks;
 use crate::limits::{Held, Holder, Limits, Resource};
 use crate::tenant::requests::{self, Effect, Holdings, Served};
 use turnstile_gpu::{GuestMemory, Refusal};
@@ -116,8 +115,8 @@ fn serve(
 
 /// Begins or ends a task on the GPUs of the daemon.
 fn task(host: &Host, tenant: TenantId, request: Request) -> Result<Served, Refusal> {
-    let fleet = host.common.fleet.get().and_then(Weak::upgrade);
-    let fleet = fleet.ok_or(ErrorCode::UnknownOp)?;
+    let tasks = host.common.tasks.get().and_then(Weak::upgrade);
+    let tasks = tasks.ok_or(ErrorCode::UnknownOp)?;
     let mut results = [0; MAILBOX_RESULTS];
     match request {
         Request::BeginTask {
@@ -130,9 +129,9 @@ fn task(host: &Host, tenant: TenantId, request: Request) -> Result<Served, Refus
                 blocks,
                 threads,
             };
-            results[0] = tasks::begin(&fleet, host, tenant, job)?.into();
+            results[0] = tasks.begin(tenant, job)?.into();
         }
-        Request::EndTask { task } => tasks::end(&fleet, tenant, task)?,
+        Request::EndTask { task } => tasks.end(tenant, task)?,
         _ => return Err(ErrorCode::UnknownOp.into()),
     }
     let effect = Effect::None;

@@ -19,7 +19,7 @@ use turnstile_gpu::{
 use turnstile_host::memory_file::memory_file;
 use turnstile_vmm::wire::{FrameReader, Read, ToVmm};
 
-use super::bench::usage_over;
+use super::test_bench::usage_over;
 
 /// What the GPU was ordered, or a VMM was sent.
 #[derive(Clone, Debug, PartialEq)]

@@ -195,8 +195,8 @@ mod tests {
     use super::*;
     use crate::Host;
     use crate::HostConfig;
-    use crate::host::bench::Bench;
     use crate::host::recording_gpu::{GATES, MOVABLE};
+    use crate::host::test_bench::Bench;
     use turnstile_abi::CHUNK_BYTES;
     use turnstile_gpu::Capabilities;
     use turnstile_soft::{SoftConfig, SoftGpu};

@@ -141,6 +141,9 @@ pub struct HostSnapshot {
     pub engines: Vec<EngineSnapshot>,
     /// Wall time less everything accounted for, all engines: zero, or time was lost (law 1).
     pub conservation_error_ns: i128,
+    /// What the GPU cannot do on this host, with the remedy.
+    #[serde(skip)]
+    pub lacks: Option<String>,
     /// Processes that use the GPU and belong to no tenant.
     pub untracked: Vec<Untracked>,
     /// What was set, by tenant's name.
@@ -283,6 +286,7 @@ impl HostSnapshot {
             .sum();
         Self {
             gpu: report.figures,
+            lacks: report.lacks,
             at,
             memory_bytes: gpu.capabilities().memory_bytes,
             tenants,

@@ -7,7 +7,7 @@ use turnstile_gpu::{COMPUTE, Gpu, ProgramEvent, Suspend};
 
 use super::*;
 use crate::version::abi_of;
-use crate::vms::VmsOnly;
+use crate::vms_only::VmsOnly;
 use crate::worker::Facts;
 
 const OTHER: TenantId = TenantId(2);
@@ -48,7 +48,7 @@ fn busy(gpu: &VmsOnly, tenant: TenantId) -> (PlainChannel, u64) {
 #[test]
 fn unknown_driver_version_leaves_vm_commands_and_refuses_the_rest_with_the_remedy() {
     let gpu = gpu();
-    let lacks = Gpu::lacks(&gpu).unwrap().to_owned();
+    let lacks = gpu.report().lacks.unwrap();
     for part in [
         "driver 999.1",
         "nearest: ",

@@ -15,11 +15,11 @@ use turnstile_accounting::{EngineId, Moment, Nanos, TenantId};
 use turnstile_gpu::{
     Allocation, COMPUTE, Capabilities, ChannelActivity, ChannelConfig, Channels, DoorbellChange,
     EngineReading, EngineStatus, Gpu, Memory, Metering, Order, ProgramEvent, ProgramRefusal,
-    Refusal, Suspend, Suspension, TenantMemory, TenantResources,
+    Refusal, Report, Suspend, Suspension, TenantMemory, TenantResources,
 };
 
-use super::Vms;
 use crate::sharing::{NvidiaError, facts};
+use crate::vms::Vms;
 use crate::worker::{Facts, WorkerConfig, wall_clock};
 
 /// A GPU that VMs alone share.
@@ -94,8 +94,11 @@ impl Gpu for VmsOnly {
         }
     }
 
-    fn lacks(&self) -> Option<&str> {
-        Some(&self.lacks)
+    fn report(&self) -> Report {
+        Report {
+            lacks: Some(self.lacks.clone()),
+            ..Report::default()
+        }
     }
 }
 
