@@ -211,7 +211,7 @@ fn mailbox_garbage<P: Platform>(
     };
     let requests = [
         (0, wild, ErrorCode::UnknownOp),
-        (9, wild, ErrorCode::UnknownOp),
+        (11, wild, ErrorCode::UnknownOp),
         (u32::MAX, wild, ErrorCode::UnknownOp),
         (1, wild, ErrorCode::BadRingSize),
         (1, with(&[1, 64, 0, 0]), ErrorCode::BadAlignment),
@@ -228,6 +228,11 @@ fn mailbox_garbage<P: Platform>(
         (6, wild, ErrorCode::NoSuchModule),
         (7, with(&[77_777, 0, 4]), ErrorCode::NoSuchModule),
         (8, wild, ErrorCode::BadArgument),
+        (9, wild, ErrorCode::BadArgument),
+        (9, with(&[0, 0, 1]), ErrorCode::BadArgument),
+        (9, with(&[u64::MAX, 1, 1]), ErrorCode::OutOfGpuMemory),
+        (10, wild, ErrorCode::NoSuchTask),
+        (10, with(&[77_777]), ErrorCode::NoSuchTask),
     ];
     for (op, args, expected) in requests {
         let result = session.device.request_raw(op, args).map(|_| ());
