@@ -484,5 +484,12 @@ mod postgres {
         let mut second = PostgresStore::connect(&database).unwrap();
         let refused = second.claim(&gpu()).unwrap_err();
         assert!(matches!(refused, StoreError::Held { .. }), "{refused:?}");
+        // A session that is about to end is waited for: a daemon that is started again.
+        let ends = std::thread::spawn(move || {
+            std::thread::sleep(std::time::Duration::from_millis(500));
+            drop(store);
+        });
+        second.claim(&gpu()).unwrap();
+        ends.join().unwrap();
     }
 }
