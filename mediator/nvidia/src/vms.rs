@@ -15,7 +15,7 @@ use turnstile_vmm::wire::ObjectChange;
 
 use super::notify::Listener;
 use super::worker::{Worker, WorkerConfig};
-use turnstile_gpu::{Refusal, TenantResources};
+use turnstile_gpu::{DoorbellChange, Refusal, TenantResources};
 
 /// The workers of this GPU, and how they are started.
 pub(super) struct Vms {
@@ -111,15 +111,19 @@ impl Vms {
         }
     }
 
-    /// Appends the VMs with commands that were announced and have not finished. Never blocks.
-    pub(super) fn with_commands(&self, tenants: &mut Vec<TenantId>) {
+    /// The VMs with commands that were announced and have not finished. Waits for no worker.
+    pub(super) fn with_commands(&self) -> Vec<TenantId> {
         let workers = self.workers.read().unwrap_or_else(PoisonError::into_inner);
-        let mut channels = Vec::new();
-        for (tenant, worker) in &*workers {
-            channels.clear();
-            worker.activity(&mut channels);
-            if channels.iter().any(|channel| channel.pending > 0) {
-                tenants.push(*tenant);
+        let busy = workers.iter().filter(|(_, worker)| worker.has_commands());
+        busy.map(|(tenant, _)| *tenant).collect()
+    }
+
+    /// A VM wrote its doorbells, or some of its gates are open, or none.
+    pub(super) fn doorbells_changed(&self, tenant: TenantId, change: DoorbellChange) {
+        if let Ok(worker) = self.of(tenant) {
+            match change {
+                DoorbellChange::Written => worker.ring(),
+                DoorbellChange::AnyOpen(open) => worker.set_unwatched(open),
             }
         }
     }

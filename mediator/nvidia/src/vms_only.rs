@@ -4,7 +4,7 @@
 //! - Out: the VM that the engine may be executing. Of several with commands each is named in turn,
 //!   so that samples divide the engine's time among them.
 //! - No privileged call is made. A VM that is to wait is held at its doorbells, and its running
-//!   kernel goes on. Programs and CUDA in guests are refused with [`VmsOnly::lacks`].
+//!   kernel goes on. Programs and CUDA in guests are refused with what the GPU lacks.
 
 use std::fs::File;
 use std::process::Command;
@@ -148,12 +148,7 @@ impl Channels for VmsOnly {
     }
 
     fn doorbells_changed(&self, tenant: TenantId, change: DoorbellChange) {
-        if let Ok(worker) = self.vms.of(tenant) {
-            match change {
-                DoorbellChange::Written => worker.ring(),
-                DoorbellChange::AnyOpen(open) => worker.set_unwatched(open),
-            }
-        }
+        self.vms.doorbells_changed(tenant, change);
     }
 
     fn program(&self, _: TenantId, event: ProgramEvent<'_>) -> Result<(), ProgramRefusal> {
@@ -197,10 +192,10 @@ impl Metering for VmsOnly {
     }
 
     fn engine_status(&self, engine: EngineId) -> EngineStatus {
-        let mut pending = Vec::new();
-        if engine == COMPUTE {
-            self.vms.with_commands(&mut pending);
-        }
+        let pending = match engine {
+            COMPUTE => self.vms.with_commands(),
+            _ => Vec::new(),
+        };
         let sample = self.samples.fetch_add(1, Ordering::Relaxed);
         let running = sample.checked_rem(pending.len());
         EngineStatus {

@@ -4,7 +4,7 @@ use anyhow::Context;
 use turnstile_accounting::Nanos;
 use turnstile_accounting::record::GpuIdentity;
 use turnstile_api::{DebtFile, StateFile};
-use turnstile_daemon::config::{Config, GpuKind, Meter};
+use turnstile_daemon::config::{Config, Meter};
 use turnstile_daemon::{AccountsConfig, Card, Daemon, DaemonConfig, HostConfig, MeterKind};
 use turnstile_policies::place::rule_by_name;
 use turnstile_policies::{DEFAULT_POLICY, Tuning, Weight};
@@ -60,7 +60,7 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
             timing.period = Nanos::from_ms(ms);
         }
         let (mut host, mut meter) = (host(config)?, meter);
-        if gpu.report().lacks.is_some() && config.gpu.kind == GpuKind::Nvidia {
+        if gpu.report().lacks.is_some() {
             // `owed` needs time slices and events; doorbells are held by the rule of other GPUs.
             if host.policy != "none" {
                 host.policy = DEFAULT_POLICY.to_owned();

@@ -60,7 +60,7 @@ impl Effective {
     /// For a GPU that the host does not have, and for one that is named twice.
     pub fn on_host(&self, gpus: &[HostGpu]) -> Result<Config, ConfigError> {
         let mut config = self.config.clone();
-        let named = self.settings["gpu.index"].origin != Origin::Default;
+        let named = self.origin("gpu.index") != Origin::Default;
         let mut problems = Vec::new();
         let mut number = |key, device: &Option<String>, index: &mut Option<u32>| match device
             .as_ref()

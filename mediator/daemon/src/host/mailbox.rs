@@ -11,9 +11,8 @@ use turnstile_vmm::wire::ToVmm;
 
 use super::Host;
 use crate::limits::{Held, Holder, Limits, Resource};
-use crate::tenant::requests::{self, Effect, Holdings, Served};
+use crate::tenant::requests::{self, Effect, Holdings};
 use turnstile_gpu::{GuestMemory, Refusal};
-use turnstile_policies::place::Job;
 
 /// A request from the socket.
 #[derive(Debug)]
@@ -72,15 +71,20 @@ fn serve(
 ) {
     while let Ok((Letter { id, op, args }, _held)) = letters.recv() {
         let Some(host) = host() else { return };
-        let served = match Request::decode(op, &args) {
-            Ok(request @ (Request::BeginTask { .. } | Request::EndTask { .. })) => {
-                task(&host, tenant, request)
-            }
-            _ => {
-                let (gpu, account) = (&**host.gpu(), host.account(tenant));
-                requests::serve(gpu, tenant, guest, account, holdings, op, &args)
-            }
-        };
+        let served = Request::decode(op, &args).map_err(Refusal::from);
+        let served = served.and_then(|request| {
+            let (gpu, account) = (&**host.gpu(), host.account(tenant));
+            let tasks = host.common.tasks.get().and_then(Weak::upgrade);
+            requests::serve(
+                gpu,
+                tasks.as_deref(),
+                tenant,
+                guest,
+                account,
+                holdings,
+                request,
+            )
+        });
         let (answer, effect) = match served {
             Ok(served) => {
                 let error = ErrorCode::None as u32;
@@ -111,29 +115,4 @@ fn serve(
         };
         host.mailbox_served(tenant, effect, &answer);
     }
-}
-
-/// Begins or ends a task on the GPUs of the daemon.
-fn task(host: &Host, tenant: TenantId, request: Request) -> Result<Served, Refusal> {
-    let tasks = host.common.tasks.get().and_then(Weak::upgrade);
-    let tasks = tasks.ok_or(ErrorCode::UnknownOp)?;
-    let mut results = [0; MAILBOX_RESULTS];
-    match request {
-        Request::BeginTask {
-            memory_bytes,
-            threads,
-            blocks,
-        } => {
-            let job = Job {
-                memory_bytes,
-                blocks,
-                threads,
-            };
-            results[0] = tasks.begin(tenant, job)?.into();
-        }
-        Request::EndTask { task } => tasks.end(tenant, task)?,
-        _ => return Err(ErrorCode::UnknownOp.into()),
-    }
-    let effect = Effect::None;
-    Ok(Served { results, effect })
 }

@@ -3,15 +3,17 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use turnstile_abi::{ErrorCode, MAILBOX_ARGS, MAILBOX_RESULTS, QueryItem, Request};
+use turnstile_abi::{ErrorCode, MAILBOX_RESULTS, QueryItem, Request};
 use turnstile_accounting::TenantId;
 use vm_memory::GuestAddress;
 
+use crate::common::PlaceTasks;
 use crate::limits::{
     Held, Holder, LimitError, Limits, MODULE_EXPANSION, MODULE_IMAGE_BYTES, Resource,
 };
 use turnstile_gpu::{ChannelConfig, Gpu, GuestMemory, Refusal, within_limit};
 use turnstile_host::room::{has_room, zeroed};
+use turnstile_policies::place::Job;
 
 /// A VM's account, as its requests read it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -92,17 +94,17 @@ impl Holdings {
 ///
 /// # Errors
 /// The refusal that the guest sees.
-pub fn serve(
+pub(crate) fn serve(
     gpu: &dyn Gpu,
+    tasks: Option<&dyn PlaceTasks>,
     tenant: TenantId,
     guest: &GuestMemory,
     account: Account,
     holdings: &mut Holdings,
-    op: u32,
-    args: &[u64; MAILBOX_ARGS],
+    request: Request,
 ) -> Result<Served, Refusal> {
     let mut effect = Effect::None;
-    let results = match Request::decode(op, args)? {
+    let results = match request {
         Request::OpenChannel {
             ring_gpa,
             entries,
@@ -180,9 +182,22 @@ pub fn serve(
                 QueryItem::SharedBytesMax => capabilities.shared_bytes_max.into(),
             }])
         }
-        // The fleet's, which have no part in one GPU's requests.
-        Request::BeginTask { .. } | Request::EndTask { .. } => {
-            return Err(ErrorCode::UnknownOp.into());
+        Request::BeginTask {
+            memory_bytes,
+            threads,
+            blocks,
+        } => {
+            let job = Job {
+                memory_bytes,
+                blocks,
+                threads,
+            };
+            let task = tasks.ok_or(ErrorCode::UnknownOp)?.begin(tenant, job)?;
+            words(&[task.into()])
+        }
+        Request::EndTask { task } => {
+            tasks.ok_or(ErrorCode::UnknownOp)?.end(tenant, task)?;
+            words(&[])
         }
     };
     Ok(Served { results, effect })
@@ -264,7 +279,8 @@ mod tests {
         let mut own = holdings(&limits, "a", 1);
         let mut load = |op, args: &_| {
             let account = Account::default();
-            serve(&gpu, one, &vm.guest, account, &mut own, op, args)
+            let request = Request::decode(op, args)?;
+            serve(&gpu, None, one, &vm.guest, account, &mut own, request)
         };
         let mut loaded = Vec::new();
         let refusal = loop {
@@ -278,12 +294,12 @@ mod tests {
         let account = Account::default();
         serve(
             &gpu,
+            None,
             two,
             &other.guest,
             account,
             &mut its,
-            5,
-            &args_of_other,
+            Request::decode(5, &args_of_other).unwrap(),
         )
         .unwrap();
         load(6, &[loaded[0], 0, 0, 0, 0, 0, 0, 0]).unwrap();

@@ -48,7 +48,8 @@ use engine_probe::EngineProbe;
 pub use holds::{Holds, Reason};
 pub use moving::Moving;
 pub use start::NvidiaError;
-pub(crate) use start::{facts, open_log};
+pub(crate) use start::facts;
+use start::open_log;
 
 /// Lock order: `holds`, `preemptor`, `probe`, `clock`. The locks of the working sets are taken
 /// while none of these is held.
@@ -106,20 +107,13 @@ impl Shared {
     /// Tenants that have work which their channels do not show: commands that the worker of a VM
     /// keeps while the VM is held, and requests that need memory that is away.
     fn with_requests(&self) -> BTreeSet<TenantId> {
-        let tenants: Vec<TenantId> = lock(&self.probe).tenants.keys().copied().collect();
-        let requests = |tenant: &TenantId| {
-            self.sets().is_some_and(|sets| sets.has_request(*tenant)) || self.pends(*tenant)
-        };
-        tenants.into_iter().filter(requests).collect()
-    }
-
-    /// Whether commands of a VM are pending.
-    fn pends(&self, tenant: TenantId) -> bool {
-        let mut channels = Vec::new();
-        if let Ok(worker) = self.vms.of(tenant) {
-            worker.activity(&mut channels);
+        let mut found = BTreeSet::from_iter(self.vms.with_commands());
+        if let Some(sets) = self.sets() {
+            let tenants: Vec<TenantId> = lock(&self.probe).tenants.keys().copied().collect();
+            let requests = |tenant: &TenantId| sets.has_request(*tenant);
+            found.extend(tenants.into_iter().filter(requests));
         }
-        channels.iter().any(|channel| channel.pending > 0)
+        found
     }
 
     fn changed(&self, tenant: TenantId, pid: u32, changes: &[ObjectChange]) {
@@ -286,12 +280,7 @@ impl Channels for SharedGpu {
     }
 
     fn doorbells_changed(&self, tenant: TenantId, change: DoorbellChange) {
-        if let Ok(worker) = self.shared.vms.of(tenant) {
-            match change {
-                DoorbellChange::Written => worker.ring(),
-                DoorbellChange::AnyOpen(open) => worker.set_unwatched(open),
-            }
-        }
+        self.shared.vms.doorbells_changed(tenant, change);
     }
 
     fn program(&self, tenant: TenantId, event: ProgramEvent<'_>) -> Result<(), ProgramRefusal> {

@@ -75,7 +75,7 @@ pub(crate) fn facts(index: u32) -> Result<Facts, CudaError> {
 }
 
 /// A context-switch log of GPU `index`, with the client that it ends with.
-pub(crate) fn open_log(index: u32, driver: &DriverAbi) -> Result<(RmClient, EventLog), RmError> {
+pub(super) fn open_log(index: u32, driver: &DriverAbi) -> Result<(RmClient, EventLog), RmError> {
     let client = RmClient::open(index)?;
     let log = EventLog::start(&client, driver)?;
     Ok((client, log))

@@ -269,6 +269,13 @@ impl Worker {
         }
     }
 
+    /// Whether commands were announced that have not finished.
+    pub(crate) fn has_commands(&self) -> bool {
+        let mut channels = Vec::new();
+        self.activity(&mut channels);
+        channels.iter().any(|channel| channel.pending > 0)
+    }
+
     /// Fills in the activity of each open channel from shared words; never waits. Channels that are
     /// being opened or closed at this moment may be missing.
     pub fn activity(&self, channels: &mut Vec<ChannelActivity>) {
