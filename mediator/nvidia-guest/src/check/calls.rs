@@ -1,20 +1,16 @@
 //! The decision about each kind of call, and what its success changes.
 
-use super::objects::{Client, Object, Registered};
-use super::{Action, Call, Checked, Freed, Made, Mapping, Refusal, Space, Vm};
-use crate::abi::numbers::{MEMORY_BYTES_AT, PAGE_BYTES, class, control, escape, status, uvm};
+use super::objects::{Client, Object};
+use super::{Action, Call, Checked, Freed, Made, Mapping, Refusal, Space, Vm, uvm};
+use crate::abi::numbers::{MEMORY_BYTES_AT, PAGE_BYTES, class, control, escape, status};
 use crate::abi::{Node, descriptors, number, read_u32, read_u64};
 
 /// The engine in the parameters of a channel group.
 const GROUP_ENGINE_AT: usize = 12;
 /// Offset of the GPU's number in those of a device. SOURCE: `class/cl0080.h`.
 const DEVICE_NUMBER_AT: usize = 0;
-/// Client and memory in UVM_MAP_EXTERNAL_ALLOCATION's parameters.
-const MAP_CLIENT_AT: usize = 9252;
-const MAP_MEMORY_AT: usize = 9256;
-
 /// Bytes as whole pages; `None` beyond 64 bits.
-fn pages(bytes: u64) -> Option<u64> {
+pub(super) fn pages(bytes: u64) -> Option<u64> {
     bytes.checked_next_multiple_of(PAGE_BYTES)
 }
 
@@ -32,7 +28,7 @@ impl Vm {
             return Ok(Checked::of(Action::Forward));
         };
         if node == Node::Uvm {
-            return self.decide_uvm(call, top);
+            return uvm::decide(self, call, top);
         }
         let (number, _) = number(call.request).ok_or(Refusal::Malformed)?;
         let client = read_u32(top, 0);
@@ -58,7 +54,10 @@ impl Vm {
             escape::RM_DUP_OBJECT => {
                 self.own(client)?;
                 self.own(read_u32(top, 12))?;
-                self.counted(Action::Forward, 0)
+                let source = self.object(read_u32(top, 12), read_u32(top, 16));
+                let mut checked = self.counted(Action::Forward, 0)?;
+                checked.memory = source.and_then(|object| object.memory);
+                Ok(checked)
             }
             // All clients of a VM are in one process, which the driver's default permits.
             escape::RM_SHARE => {
@@ -158,62 +157,6 @@ impl Vm {
         }))
     }
 
-    fn decide_uvm(&self, call: &Call<'_>, top: &[u8]) -> Result<Checked, Refusal> {
-        let layout = self
-            .release
-            .uvm
-            .get(&call.request)
-            .ok_or(Refusal::Malformed)?;
-        self.own_all(layout, top)?;
-        for (at, _) in &layout.descriptors {
-            let file = read_u32(top, *at);
-            let expected = if call.request == uvm::MM_INITIALIZE {
-                Node::Uvm
-            } else {
-                Node::Control
-            };
-            // CAST: as in `decide`.
-            if (file as i32) >= 0 && self.node(file)? != expected {
-                return Err(Refusal::Malformed);
-            }
-        }
-        let base = layout.base.map_or(0, |at| read_u64(top, at));
-        if uvm::HINTS.contains(&call.request) && self.is_ram(call.file, base) {
-            return Ok(Checked::of(Action::Answer(status::OK)));
-        }
-        match call.request {
-            uvm::INITIALIZE => Ok(Checked::of(Action::Initialize)),
-            uvm::SEMAPHORE_POOL => {
-                // Attributes of the GPUs are read up to their number.
-                let count = read_u32(top, 16 + uvm::ATTRIBUTES_MAX * uvm::ATTRIBUTE_BYTES) as usize;
-                if count > uvm::ATTRIBUTES_MAX {
-                    return Err(Refusal::Malformed);
-                }
-                self.check_range(call.file, base, read_u64(top, 8), call.ram_bytes)
-            }
-            _ => Ok(Checked::of(Action::Forward)),
-        }
-    }
-
-    pub(super) fn check_range(
-        &self,
-        file: u32,
-        base: u64,
-        bytes: u64,
-        ram_bytes: u64,
-    ) -> Result<Checked, Refusal> {
-        let whole = base.is_multiple_of(PAGE_BYTES) && pages(bytes) == Some(bytes) && bytes != 0;
-        if self.node(file)? != Node::Uvm || !whole || ram_bytes != bytes {
-            return Err(Refusal::Malformed);
-        }
-        if self.ranges >= self.limits.ranges {
-            return Err(Refusal::Limit);
-        }
-        let mut checked = self.pinned(Action::Range { base, bytes }, bytes);
-        checked.objects = usize::from(checked.pinned_bytes != 0);
-        Ok(checked)
-    }
-
     /// A call with guest RAM that is to be registered.
     fn registered(
         &mut self,
@@ -236,7 +179,7 @@ impl Vm {
         Ok(checked)
     }
 
-    fn pinned(&self, action: Action, bytes: u64) -> Checked {
+    pub(super) fn pinned(&self, action: Action, bytes: u64) -> Checked {
         if !self.pins(bytes) {
             return Checked::of(Action::Answer(status::NO_MEMORY));
         }
@@ -261,12 +204,6 @@ impl Vm {
         })
     }
 
-    fn is_ram(&self, file: u32, address: u64) -> bool {
-        self.files
-            .get(&file)
-            .is_some_and(|file| file.ranges.contains_key(&address))
-    }
-
     /// What a successful call changes.
     pub(super) fn apply(
         &mut self,
@@ -278,7 +215,7 @@ impl Vm {
         let top = call.parts.buffers.first()?;
         let word = |at| read_u32(top, at);
         if node == Node::Uvm {
-            self.apply_uvm(call, top, freed);
+            uvm::apply(self, call, top, checked, freed);
             return None;
         }
         let (client, handle) = (word(0), word(8));
@@ -312,6 +249,7 @@ impl Vm {
                         class::GPU_MEMORY => read_u64(params, MEMORY_BYTES_AT),
                         _ => 0,
                     },
+                    memory: checked.memory,
                     pinned_bytes: checked.pinned_bytes,
                     detail,
                 };
@@ -328,9 +266,10 @@ impl Vm {
             }
             escape::RM_DUP_OBJECT => {
                 self.used(word(12), word(16));
-                // Memory and channels are counted where they were allocated.
+                // Memory is counted once, and channels where they were allocated.
                 let object = Object {
                     parent: word(4),
+                    memory: checked.memory,
                     ..Object::default()
                 };
                 Some(self.objects.insert(client, handle, object))
@@ -350,6 +289,7 @@ impl Vm {
                     let object = Object {
                         class: class::OS_DESCRIPTOR,
                         gpu_bytes: 0,
+                        memory: None,
                         pinned_bytes: checked.pinned_bytes,
                         ..object
                     };
@@ -370,37 +310,8 @@ impl Vm {
         }
     }
 
-    fn apply_uvm(&mut self, call: &Call<'_>, top: &[u8], freed: &mut Vec<Freed>) {
-        if call.request == uvm::MAP_EXTERNAL_ALLOCATION {
-            self.used(read_u32(top, MAP_CLIENT_AT), read_u32(top, MAP_MEMORY_AT));
-        }
-        let Some(file) = self.files.get_mut(&call.file) else {
-            return;
-        };
-        match call.request {
-            uvm::REGISTER_GPU_VASPACE => {
-                let gpu = top.first_chunk().copied().unwrap_or_default();
-                // One of each GPU.
-                file.spaces.retain(|space| space.gpu != gpu);
-                file.spaces.push(Registered {
-                    gpu,
-                    control: read_u32(top, 16),
-                    client: read_u32(top, 20),
-                    vaspace: read_u32(top, 24),
-                });
-            }
-            uvm::FREE => {
-                if let Some((client, handle)) = file.ranges.remove(&read_u64(top, 0)) {
-                    self.ranges -= 1;
-                    freed.push(Freed::Object { client, handle });
-                }
-            }
-            _ => {}
-        }
-    }
-
     /// Notes that more than the handle refers to memory.
-    fn used(&mut self, client: u32, handle: u32) {
+    pub(super) fn used(&mut self, client: u32, handle: u32) {
         let client = self.objects.clients.get_mut(&client);
         if let Some(object) = client.and_then(|client| client.objects.get_mut(&handle))
             && object.class == class::GPU_MEMORY
@@ -465,7 +376,7 @@ impl Vm {
                     quota.min(value)
                 }
                 index if FREES.contains(&index) => {
-                    let free = quota.min(card).saturating_sub(self.objects.usage.gpu_bytes);
+                    let free = quota.min(card).saturating_sub(self.usage().gpu_bytes);
                     // Without a total in the list, the driver's figure bounds it.
                     let is_free = movable_bytes.is_some() && card != u64::MAX;
                     if is_free { free } else { free.min(value) }

@@ -9,17 +9,20 @@
 //! calls in flight counted.
 
 mod calls;
+mod memory;
 mod objects;
 #[cfg(test)]
 mod tests;
 #[doc(hidden)]
 pub mod trial;
+mod uvm;
 
 use std::collections::BTreeMap;
 
 pub use objects::{Freed, Made, Object};
 
 use crate::abi::{Layout, Node, Parts, Release};
+use memory::MemoryId;
 use objects::{File, Objects};
 
 /// What a VM may have at most.
@@ -35,6 +38,8 @@ pub struct Limits {
     pub files: usize,
     /// Ranges of unified memory in guest RAM.
     pub ranges: usize,
+    /// Other ranges of a file of unified memory, and mappings of GPU memory in them.
+    pub mappings: usize,
     /// Guest RAM that the driver has pinned.
     pub pinned_bytes: u64,
     /// GPU memory; `None` is no quota.
@@ -50,6 +55,7 @@ impl Default for Limits {
             channels: 1_024,
             files: 2_048,
             ranges: 4_096,
+            mappings: 65_536,
             pinned_bytes: 1 << 40,
             gpu_bytes: None,
         }
@@ -156,6 +162,8 @@ pub struct Checked {
     pinned_bytes: u64,
     objects: usize,
     channels: usize,
+    /// GPU memory that the call names: it stays while the call is in flight.
+    memory: Option<MemoryId>,
 }
 
 impl Checked {
@@ -166,6 +174,7 @@ impl Checked {
             pinned_bytes: 0,
             objects: 0,
             channels: 0,
+            memory: None,
         }
     }
 }
@@ -241,7 +250,11 @@ impl Vm {
 
     /// What it has.
     pub const fn usage(&self) -> Usage {
-        self.objects.usage
+        let in_flight = self.objects.usage;
+        Usage {
+            gpu_bytes: in_flight.gpu_bytes + self.objects.memories.bytes(),
+            ..in_flight
+        }
     }
 
     /// What was refused.
@@ -284,6 +297,7 @@ impl Vm {
                 .into_values()
                 .map(|(client, handle)| Freed::Object { client, handle });
             freed.extend(owned);
+            gone.mappings.close(&mut self.objects.memories);
         }
         let clients = self
             .objects
@@ -398,7 +412,7 @@ impl Vm {
         bytes: u64,
         ram_bytes: u64,
     ) -> Result<Checked, Refusal> {
-        let checked = match self.check_range(file, base, bytes, ram_bytes) {
+        let checked = match uvm::check_range(self, file, base, bytes, ram_bytes) {
             Ok(checked) if matches!(checked.action, Action::Answer(_)) => Err(Refusal::Limit),
             checked => checked,
         };
@@ -415,6 +429,9 @@ impl Vm {
                 self.objects.usage.pinned_bytes += checked.pinned_bytes;
                 self.objects.usage.objects += checked.objects;
                 self.objects.usage.channels += checked.channels;
+                if let Some(memory) = checked.memory {
+                    self.objects.memories.hold(memory);
+                }
             }
         }
         checked
@@ -438,6 +455,9 @@ impl Vm {
         } else {
             None
         };
+        if let Some(memory) = checked.memory {
+            self.objects.memories.release(memory);
+        }
         (made, freed)
     }
 
@@ -448,7 +468,7 @@ impl Vm {
     }
 
     fn fits_quota(&self, bytes: u64) -> bool {
-        let sum = self.objects.usage.gpu_bytes.checked_add(bytes);
+        let sum = self.usage().gpu_bytes.checked_add(bytes);
         sum.is_some_and(|sum| self.limits.gpu_bytes.is_none_or(|quota| sum <= quota))
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::memory::{Mappings, Memories, MemoryId};
 use super::{Mapping, Usage};
 use crate::abi::Node;
 use crate::abi::numbers::class;
@@ -18,6 +19,8 @@ pub(super) struct File {
     pub(super) spaces: Vec<Registered>,
     /// Ranges in guest RAM: base -> client and handle of the memory.
     pub(super) ranges: BTreeMap<u64, (u32, u32)>,
+    /// GPU memory that it maps, of a file of unified memory.
+    pub(super) mappings: Mappings,
 }
 
 /// An address space that was registered with unified memory.
@@ -44,8 +47,10 @@ pub struct Object {
     pub parent: u32,
     /// Its class.
     pub class: u32,
-    /// Bytes of GPU memory.
+    /// Bytes of GPU memory that was allocated under this handle.
     pub gpu_bytes: u64,
+    /// The GPU memory that it refers to.
+    pub(super) memory: Option<MemoryId>,
     /// Bytes of guest RAM.
     pub pinned_bytes: u64,
     /// A channel group's engine; whether a doorbell page is through BAR 1; whether GPU memory is
@@ -68,6 +73,8 @@ pub struct Made {
 #[derive(Debug, Default)]
 pub(super) struct Objects {
     pub(super) clients: BTreeMap<u32, Client>,
+    pub(super) memories: Memories,
+    /// Without the memory of `memories`.
     pub(super) usage: Usage,
 }
 
@@ -93,7 +100,7 @@ pub enum Freed {
 }
 
 impl File {
-    pub(super) const fn new(node: Node, program: u64) -> Self {
+    pub(super) fn new(node: Node, program: u64) -> Self {
         Self {
             node,
             program,
@@ -101,6 +108,7 @@ impl File {
             mapping: None,
             spaces: Vec::new(),
             ranges: BTreeMap::new(),
+            mappings: Mappings::default(),
         }
     }
 }
@@ -109,14 +117,12 @@ impl Usage {
     fn add(&mut self, object: &Object) {
         self.objects += 1;
         self.channels += usize::from(class::is_channel(object.class));
-        self.gpu_bytes += object.gpu_bytes;
         self.pinned_bytes += object.pinned_bytes;
     }
 
     fn remove(&mut self, object: &Object) {
         self.objects -= 1;
         self.channels -= usize::from(class::is_channel(object.class));
-        self.gpu_bytes -= object.gpu_bytes;
         self.pinned_bytes -= object.pinned_bytes;
     }
 }
@@ -126,19 +132,20 @@ impl Objects {
         self.clients.get(&client)?.objects.get(&handle).copied()
     }
 
-    pub(super) fn insert(&mut self, client: u32, handle: u32, object: Object) -> Made {
-        let Some(known) = self.clients.get_mut(&client) else {
-            return Made {
-                client,
-                handle,
-                object,
+    /// Notes an object. It holds the memory that it names, or memory of its own.
+    pub(super) fn insert(&mut self, client: u32, handle: u32, mut object: Object) -> Made {
+        if let Some(known) = self.clients.get_mut(&client) {
+            object.memory = match object.memory {
+                Some(memory) => self.memories.hold(memory),
+                None => (object.gpu_bytes > 0).then(|| self.memories.add(object.gpu_bytes)),
             };
-        };
-        // The driver never gives a handle out twice.
-        if let Some(before) = known.objects.insert(handle, object) {
-            self.usage.remove(&before);
+            // The driver never gives a handle out twice.
+            let before = known.objects.insert(handle, object);
+            self.usage.add(&object);
+            if let Some(before) = before {
+                self.removed(&before);
+            }
         }
-        self.usage.add(&object);
         Made {
             client,
             handle,
@@ -146,9 +153,16 @@ impl Objects {
         }
     }
 
+    fn removed(&mut self, object: &Object) {
+        self.usage.remove(object);
+        if let Some(memory) = object.memory {
+            self.memories.release(memory);
+        }
+    }
+
     /// Removes an object and all below it; the client itself with its own handle.
     pub(super) fn free(&mut self, client: u32, handle: u32, freed: &mut Vec<Freed>) {
-        let Some(known) = self.clients.get_mut(&client) else {
+        let Some(known) = self.clients.get(&client) else {
             return;
         };
         let whole = client == handle;
@@ -164,8 +178,9 @@ impl Objects {
             gone.extend(below);
         }
         for handle in gone {
-            if let Some(object) = known.objects.remove(&handle) {
-                self.usage.remove(&object);
+            let known = self.clients.get_mut(&client);
+            if let Some(object) = known.and_then(|known| known.objects.remove(&handle)) {
+                self.removed(&object);
                 freed.push(Freed::Gone {
                     client,
                     handle,

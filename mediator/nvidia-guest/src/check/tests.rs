@@ -22,6 +22,8 @@ proptest! {
 struct Rig {
     vm: Vm,
     control: u32,
+    /// A file of unified memory.
+    memory: u32,
 }
 
 fn request(number: u8, bytes: u32) -> u32 {
@@ -32,7 +34,12 @@ impl Rig {
     fn new(limits: Limits) -> Self {
         let mut vm = Vm::new(release("580.159.04").unwrap(), limits);
         let control = vm.open(Node::Control, 1).unwrap();
-        let mut rig = Self { vm, control };
+        let memory = vm.open(Node::Uvm, 1).unwrap();
+        let mut rig = Self {
+            vm,
+            control,
+            memory,
+        };
         assert_eq!(
             rig.alloc([0, 0, 0, class::ROOT], None, 0),
             Ok(Action::Forward)
@@ -108,6 +115,58 @@ impl Rig {
         self.alloc([CLIENT, DEVICE, handle, kind], Some(params), ram_bytes)
     }
 
+    fn dup(&mut self, source: u32, handle: u32) {
+        let mut top = vec![0; 28];
+        for (at, word) in [CLIENT, DEVICE, handle, CLIENT, source]
+            .into_iter()
+            .enumerate()
+        {
+            write_u32(&mut top, 4 * at, word);
+        }
+        let issued = self.issue(request(escape::RM_DUP_OBJECT, 28), &top, None, 0);
+        assert_eq!(issued, Ok(Action::Forward));
+    }
+
+    /// Makes a call of unified memory, with success.
+    fn uvm(&mut self, request: u32, top: &[u8]) -> Result<Action, Refusal> {
+        let parts = Parts {
+            buffers: vec![top.to_vec()],
+            links: Vec::new(),
+        };
+        let call = Call {
+            file: self.memory,
+            request,
+            parts: &parts,
+            ram_bytes: 0,
+        };
+        let checked = self.vm.check(&call)?;
+        let _ = self.vm.settle(&call, &checked, true);
+        Ok(checked.action)
+    }
+
+    /// Maps memory for a GPU, in a range of its own.
+    fn map_external(&mut self, memory: u32) {
+        let map = crate::abi::MapCall {
+            base: 1 << 30,
+            bytes: 6 << 20,
+            offset: 0,
+            attributes: vec![7; uvm::ATTRIBUTE_BYTES],
+            control: self.control,
+            client: CLIENT,
+            memory,
+        };
+        let top = map.top();
+        for request in [uvm::CREATE_EXTERNAL_RANGE, uvm::MAP_EXTERNAL_ALLOCATION] {
+            assert_eq!(self.uvm(request, &top), Ok(Action::Forward));
+        }
+    }
+
+    fn free_range(&mut self) {
+        let mut top = vec![0; 24];
+        write_u64(&mut top, 0, 1 << 30);
+        assert_eq!(self.uvm(uvm::FREE, &top), Ok(Action::Forward));
+    }
+
     fn free(&mut self, handle: u32) -> Result<Action, Refusal> {
         let mut top = vec![0; 16];
         write_u32(&mut top, 0, CLIENT);
@@ -147,6 +206,64 @@ fn quota_counts_gpu_memory_and_is_given_back() {
         Ok(Action::Forward)
     );
     assert_eq!(rig.vm.usage().gpu_bytes, 4 << 20);
+}
+
+/// Everything that keeps GPU memory in the driver keeps it in the quota.
+#[test]
+fn memory_counts_until_its_last_reference_is_gone() {
+    let mut rig = Rig::new(Limits {
+        gpu_bytes: Some(8 << 20),
+        ..Limits::default()
+    });
+    let full = Ok(Action::Answer(status::NO_MEMORY));
+    type Step = fn(&mut Rig);
+    let others: [(&str, Step, Step); 2] = [
+        (
+            "duplicate",
+            |rig| rig.dup(10, 20),
+            |rig| assert!(rig.free(20).is_ok()),
+        ),
+        (
+            "mapping",
+            |rig| rig.map_external(10),
+            |rig| rig.free_range(),
+        ),
+    ];
+    for (name, refer, give_up) in others {
+        assert_eq!(
+            rig.memory(10, class::GPU_MEMORY, 6 << 20, 0),
+            Ok(Action::Forward),
+            "{name}"
+        );
+        refer(&mut rig);
+        assert_eq!(rig.vm.usage().gpu_bytes, 6 << 20, "{name}: counted once");
+        assert_eq!(rig.free(10), Ok(Action::Forward), "{name}");
+        assert_eq!(
+            rig.memory(11, class::GPU_MEMORY, 4 << 20, 0),
+            full,
+            "{name}"
+        );
+        give_up(&mut rig);
+        assert_eq!(rig.vm.usage().gpu_bytes, 0, "{name}");
+    }
+}
+
+#[test]
+fn mappings_are_bounded() {
+    let mut rig = Rig::new(Limits {
+        mappings: 2,
+        ..Limits::default()
+    });
+    assert_eq!(
+        rig.memory(10, class::GPU_MEMORY, 6 << 20, 0),
+        Ok(Action::Forward)
+    );
+    rig.map_external(10);
+    let mut top = vec![0; 24];
+    write_u64(&mut top, 0, 1 << 40);
+    write_u64(&mut top, 8, 4096);
+    let limit = rig.uvm(uvm::CREATE_EXTERNAL_RANGE, &top);
+    assert_eq!(limit, Err(Refusal::Limit));
 }
 
 #[test]

@@ -15,6 +15,7 @@ const LIMITS: Limits = Limits {
     channels: 3,
     files: 6,
     ranges: 2,
+    mappings: 4,
     pinned_bytes: 1 << 20,
     gpu_bytes: Some(1 << 30),
 };

@@ -7,11 +7,11 @@ use super::movable::Movable;
 use super::movable::moves;
 use super::program::Program;
 use super::ram::{Lent, Pieces, User, base_of};
-use super::ranges::{MAP_CLIENT_AT, MAP_MEMORY_AT};
 use super::{Device, driver, locked, ranges};
 use crate::abi::numbers::{
     GUEST_RAM_FLAGS, MEMORY_BYTES_AT, MEMORY_LIMIT_AT, PAGE_BYTES, class, escape, status, uvm,
 };
+use crate::abi::{MAP_CLIENT_AT, MAP_MEMORY_AT};
 use crate::abi::{
     Node, Parts, descriptors, number, parts, read_u32, read_u64, status_at, write_u32, write_u64,
 };

@@ -19,11 +19,11 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, makedev, memfd_create};
 
-use super::ranges::{MAP_CLIENT_AT, MAP_MEMORY_AT, MAP_STATUS_AT};
 use super::{Driver, locked};
 use crate::abi::numbers::{
     MEMORY_BYTES_AT, MEMORY_LIMIT_AT, WINDOW_BYTES, class, control, escape, status, uvm,
 };
+use crate::abi::{MAP_CLIENT_AT, MAP_MEMORY_AT, MAP_STATUS_AT};
 use crate::abi::{Node, Parts, number, read_u32, read_u64, write_u32, write_u64};
 use crate::sys;
 

@@ -32,8 +32,8 @@ use std::time::Duration;
 use turnstile_preload_wire::socket::ProcessLine;
 use turnstile_preload_wire::{GRANULE_BYTES, Pin, ToDaemon, ToLibrary};
 
-use super::ranges::MapCall;
 use super::{Device, locked};
+use crate::abi::MapCall;
 use crate::abi::numbers::{MEMORY_BYTES_AT, class, control, escape, uvm};
 use crate::abi::{Node, Parts, number, read_u32, read_u64};
 use crate::check::Action;

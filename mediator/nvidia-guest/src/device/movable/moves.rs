@@ -5,10 +5,10 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use turnstile_preload_wire::{ChunkNumber, GRANULE_BYTES};
 
-use super::super::ranges::MAP_STATUS_AT;
 use super::super::{Device, calls, driver, locked, ranges};
 use super::table::{Key, Mapping};
 use super::{Grant, Movable, Wanted};
+use crate::abi::MAP_STATUS_AT;
 use crate::abi::numbers::{MEMORY_BYTES_AT, MEMORY_LIMIT_AT, control, escape, status, uvm};
 use crate::abi::{Node, Parts, read_u32, read_u64, status_at, write_u32, write_u64};
 use crate::proto::Message;
@@ -120,7 +120,7 @@ fn unmap(device: &Device, mapping: &Mapping) -> Result<(), u32> {
         let mut top = vec![0; UNMAP_BYTES];
         write_u64(&mut top, 0, mapping.call.base);
         write_u64(&mut top, 8, mapping.call.bytes);
-        top[GPU_AT..GPU_AT + 16].copy_from_slice(gpu);
+        top[GPU_AT..GPU_AT + 16].copy_from_slice(&gpu);
         issue_uvm(device, mapping.file, uvm::UNMAP_EXTERNAL, top, STATUS_AT)?;
     }
     Ok(())

@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 
 use turnstile_preload_wire::{CHUNKS_MAX, ChunkNumber};
 
-use super::super::ranges::MapCall;
+use crate::abi::MapCall;
 
 /// Client and handle of an object.
 pub(super) type Key = (u32, u32);
