@@ -52,6 +52,8 @@ pub struct PolicyRow {
     pub caps: bool,
     /// Latency targets have an effect.
     pub targets: bool,
+    /// Turns of a tenant on several GPUs can coincide.
+    pub gangs: bool,
     /// It schedules copy engines as well, each with its own instance.
     pub every_engine: bool,
     /// It is for comparison in the lab, and no mediator offers it.
@@ -111,6 +113,7 @@ const fn compared(name: &'static str, about: &'static str, make: fn(&Tuning) -> 
         weights: false,
         caps: false,
         targets: false,
+        gangs: false,
         every_engine: false,
         lab: true,
         make,
@@ -134,6 +137,7 @@ pub const ROWS: &[PolicyRow] = &[
         weights: false,
         caps: false,
         targets: false,
+        gangs: false,
         every_engine: false,
         lab: false,
         make: |_| Rule::Events(Box::new(AdmitAll::default())),
@@ -144,6 +148,7 @@ pub const ROWS: &[PolicyRow] = &[
         weights: true,
         caps: true,
         targets: false,
+        gangs: false,
         every_engine: true,
         lab: false,
         make: |tuning| Rule::Events(Box::new(Dfq::new(tuning))),
@@ -154,6 +159,7 @@ pub const ROWS: &[PolicyRow] = &[
         weights: false,
         caps: false,
         targets: false,
+        gangs: false,
         every_engine: false,
         lab: false,
         make: |_| Rule::Events(Box::new(DfqLiteral::default())),
@@ -164,6 +170,7 @@ pub const ROWS: &[PolicyRow] = &[
         weights: true,
         caps: true,
         targets: true,
+        gangs: true,
         every_engine: false,
         lab: false,
         make: |tuning| Rule::Looks(Box::new(Owed::new(tuning))),

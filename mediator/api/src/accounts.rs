@@ -116,7 +116,7 @@ impl Account {
             Origin::Configuration => "configuration",
             Origin::Api => "api",
         };
-        let scheduling = Scheduling::of(entry.weight.get(), entry.cap, false);
+        let scheduling = Scheduling::of(entry.weight.get(), entry.cap, (false, false));
         Self {
             name: name.to_owned(),
             origin: origin.to_owned(),
@@ -141,6 +141,7 @@ impl Account {
             quota_us: self.quota_us,
             period_us: self.period_us,
             latency_target: false,
+            gang: false,
         };
         let pattern = |(at, text): (usize, &String)| {
             let refused = |error| Problem::field(format!("/match/{at}"), format!("{error}"));

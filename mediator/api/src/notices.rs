@@ -141,6 +141,7 @@ mod tests {
             weight: 100,
             cap: Cap::new(Nanos::from_ms(20), Nanos::from_ms(100)).ok(),
             latency_target: false,
+            gang: false,
             admitted: true,
             compute_ns: Nanos::ZERO,
             copy_ns: Nanos::ZERO,

@@ -43,6 +43,10 @@ pub struct Scheduling {
     /// requests at a low rate end sooner, for some per cent of the others' rate (policy `owed`).
     #[serde(default)]
     pub latency_target: bool,
+    /// Whether its turns on its GPUs coincide, where kernels wait for each other
+    /// (policy `owed`).
+    #[serde(default)]
+    pub gang: bool,
 }
 
 /// Changes to how a tenant is scheduled; what is left out stays as it is.
@@ -60,6 +64,8 @@ pub(super) struct SchedulingPatch {
     period_us: Option<u64>,
     /// Whether it has a latency target.
     latency_target: Option<bool>,
+    /// Whether its turns on its GPUs coincide.
+    gang: Option<bool>,
 }
 
 /// What a tenant used since it connected.
@@ -195,10 +201,11 @@ pub struct VmWaiting {
 }
 
 impl Scheduling {
-    pub(super) fn of(weight: u32, cap: Option<Cap>, latency_target: bool) -> Self {
+    pub(super) fn of(weight: u32, cap: Option<Cap>, (latency_target, gang): (bool, bool)) -> Self {
         Self {
             weight,
             latency_target,
+            gang,
             quota_us: cap.map(|cap| cap.quota_ns().0 / 1_000),
             period_us: cap.map(|cap| cap.period_ns().0 / 1_000),
         }
@@ -246,6 +253,7 @@ impl Scheduling {
             settings.cap = cap;
         }
         settings.latency_target = self.latency_target;
+        settings.gang = self.gang;
         Ok(())
     }
 }
@@ -280,7 +288,11 @@ fn connected(
         gpu: Some(gpu.to_owned()),
         gpus: vec![gpu.to_owned()],
         number: Some(tenant.tenant.0),
-        scheduling: Scheduling::of(tenant.weight, tenant.cap, tenant.latency_target),
+        scheduling: Scheduling::of(
+            tenant.weight,
+            tenant.cap,
+            (tenant.latency_target, tenant.gang),
+        ),
         entitled_ratio: entitled,
         admitted: Some(tenant.admitted),
         usage: Some(VmUsage {
@@ -310,7 +322,11 @@ fn absent(name: &str, settings: &Settings, default: Weight, account: Option<Stri
         gpu: None,
         gpus: Vec::new(),
         number: None,
-        scheduling: Scheduling::of(weight, settings.cap, settings.latency_target),
+        scheduling: Scheduling::of(
+            weight,
+            settings.cap,
+            (settings.latency_target, settings.gang),
+        ),
         entitled_ratio: None,
         admitted: None,
         usage: None,

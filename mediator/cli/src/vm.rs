@@ -79,6 +79,9 @@ struct SetArgs {
     /// Whether time slices of other tenants are short while it is resident for less than its part
     #[arg(long)]
     latency_target: Option<bool>,
+    /// Whether its turns on its GPUs coincide, where kernels wait for each other
+    #[arg(long)]
+    gang: Option<bool>,
     /// GPU memory that is never taken from it, in MiB
     #[arg(long, value_name = "MIB")]
     memory_min: Option<Mib>,
@@ -208,6 +211,9 @@ impl SetArgs {
         if let Some(target) = self.latency_target {
             changes.insert("latency_target".into(), json!(target));
         }
+        if let Some(gang) = self.gang {
+            changes.insert("gang".into(), json!(gang));
+        }
         changes
     }
 }
@@ -325,6 +331,10 @@ fn labels(metadata: &VmMetadata) -> String {
     }
 }
 
+fn yes(is: bool) -> String {
+    if is { "yes" } else { "no" }.to_owned()
+}
+
 fn show(vms: &[Vm]) {
     let absent = || "-".to_owned();
     let rows: Vec<Vec<String>> = vms
@@ -350,12 +360,8 @@ fn show(vms: &[Vm]) {
                 vm.account.clone().unwrap_or_else(absent),
                 scheduling.weight.to_string(),
                 cap,
-                if scheduling.latency_target {
-                    "yes"
-                } else {
-                    "no"
-                }
-                .into(),
+                yes(scheduling.latency_target),
+                yes(scheduling.gang),
                 mib(Some(vm.limits.min_bytes)),
                 mib(vm.limits.high_bytes),
                 mib(vm.limits.max_bytes),
@@ -380,6 +386,7 @@ fn show(vms: &[Vm]) {
         "WEIGHT",
         "CAP",
         "LATENCY",
+        "GANG",
         "MEM-MIN",
         "MEM-HIGH",
         "MEM-MAX",

@@ -409,6 +409,7 @@ fn set_commands_show_what_they_changed_and_change_something() {
         ("MEM-MIN", "0"),
         ("MEM-HIGH", "max"),
         ("LATENCY", "no"),
+        ("GANG", "no"),
     ] {
         assert_eq!(cells(&out, head), value, "{out}");
     }

@@ -38,6 +38,8 @@ pub struct GpuConfig {
     pub period_microseconds: Option<u64>,
     /// Whether the slices of others are short while it is behind.
     pub latency_target: Option<bool>,
+    /// Whether its turns on its GPUs coincide.
+    pub gang: Option<bool>,
     /// What a container gets.
     pub attachment: Option<Attachment>,
     /// Number of the user that owns the socket; of a class alone.
@@ -147,6 +149,7 @@ impl GpuConfig {
             quota_microseconds: over.quota_microseconds.or(self.quota_microseconds),
             period_microseconds: over.period_microseconds.or(self.period_microseconds),
             latency_target: over.latency_target.or(self.latency_target),
+            gang: over.gang.or(self.gang),
             attachment: over.attachment.or(self.attachment),
             owner: over.owner.or(self.owner),
             group: over.group.or(self.group),

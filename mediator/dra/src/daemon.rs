@@ -190,6 +190,7 @@ impl Daemon {
                 "quota_us": config.quota_microseconds,
                 "period_us": config.period_microseconds,
                 "latency_target": config.latency_target.unwrap_or(false),
+                "gang": config.gang.unwrap_or(false),
             },
             "metadata": {
                 "instance_id": tenant.instance,

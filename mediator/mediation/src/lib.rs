@@ -308,6 +308,18 @@ impl Mediation {
         }
     }
 
+    /// Sets whether a tenant's turns coincide with those on other GPUs; it applies at the next
+    /// poll. Without effect where the rule knows none.
+    ///
+    /// # Errors
+    /// If the tenant is not known.
+    pub fn set_gang(&mut self, tenant: TenantId, gang: bool) -> Result<(), PolicyError> {
+        match &mut self.owed {
+            Some(owed) => owed.set_gang(tenant, gang),
+            None => Ok(()),
+        }
+    }
+
     fn standing(&self, tenant: TenantId) -> Option<&Standing> {
         self.tenants.get(&tenant)
     }

@@ -30,7 +30,7 @@ pub(crate) struct Tenant {
     name: Arc<str>,
     pub(crate) weight: Weight,
     pub(crate) node: Node,
-    pub(crate) credit: Option<Credit>,
+    pub(crate) kind: Kind,
     pub(crate) usage: Usage,
     /// When it left; it is kept until the readings of that time are known.
     left_at: Option<Moment>,
@@ -41,6 +41,15 @@ pub(crate) struct Tenant {
     /// When it last was present.
     present_at: Option<Moment>,
     pub(crate) held: bool,
+}
+
+/// What an operator set of a tenant beside weight and cap.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Kind {
+    /// It has a latency target.
+    pub(crate) credit: Option<Credit>,
+    /// Its turns coincide with those that it has on other GPUs.
+    pub(crate) gang: bool,
 }
 
 /// State of a tenant at a poll.
@@ -97,6 +106,10 @@ impl Tenant {
     /// It has not left.
     pub(crate) const fn is_connected(&self) -> bool {
         self.left_at.is_none()
+    }
+
+    pub(crate) fn name(&self) -> Arc<str> {
+        self.name.clone()
     }
 }
 
@@ -169,7 +182,7 @@ impl Account {
             name,
             weight: params.weight,
             node,
-            credit: None,
+            kind: Kind::default(),
             usage: Usage::new(),
             left_at: None,
             successor: None,

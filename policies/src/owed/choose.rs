@@ -91,8 +91,10 @@ pub(super) fn is_held_in_turn(account: &Account, tenant: &Tenant, now: Moment) -
 }
 
 /// Whether the account is owed a turn and can use it. The only live account has the whole engine.
+/// A gang has windows instead.
 fn is_due(account: &Account, turn: Nanos) -> bool {
-    let beside_others = account.live() > 0 && account.part < Fraction::ONE;
+    let gang = account.connected().any(|(_, tenant)| tenant.kind.gang);
+    let beside_others = account.live() > 0 && account.part < Fraction::ONE && !gang;
     beside_others && account.any_present() && account.node.is_owed_turn(account.part, turn)
 }
 
@@ -102,7 +104,9 @@ fn due_tenant(account: &Account, turn: Nanos) -> Option<(Rank, TenantId)> {
         return None;
     }
     let due = account.connected().filter(|(_, tenant)| {
-        account.is_present(tenant) && tenant.node.is_owed_turn(tenant.state.part, turn)
+        !tenant.kind.gang
+            && account.is_present(tenant)
+            && tenant.node.is_owed_turn(tenant.state.part, turn)
     });
     due.map(|(id, tenant)| (rank(&tenant.node, tenant.state.part), id))
         .max()

@@ -12,9 +12,11 @@
 //! reading. So nothing that a tenant writes changes the decisions about a tenant of another
 //! account.
 //!
+//! A *gang* has windows at the same times on each of its GPUs, in which the others are held.
+//!
 //! `node.rs` has the owed time, `alone.rs` the estimate of `alone`, `turn.rs` the own turn.
 //! `choose.rs` has the choice of its node, `settle.rs` the charges, `spell.rs` when owed time is
-//! void.
+//! void, `gang.rs` the windows of gangs.
 //!
 //! # Invariants
 //! - *Bounded*: a node is owed at most 3 units of 4 to 20 ms, and has at most one turn in advance.
@@ -33,6 +35,7 @@ mod account;
 mod alone;
 mod choose;
 mod fraction;
+mod gang;
 mod look;
 mod node;
 mod orders;
@@ -47,13 +50,15 @@ use crate::policy::PolicyError;
 use crate::table::Tuning;
 use account::{Account, Tenant, set_quota};
 use choose::{Ending, choose, ending};
+use gang::{Gang, Window};
 pub use look::{Measured, Orders, Standing, TenantOrder};
+use orders::Turn;
 use settle::{LoadWindow, Past};
 use slices::Bounds;
 use spell::Spell;
 use std::collections::{BTreeMap, VecDeque};
 use target::Credit;
-use turn::{Holder, Turns};
+use turn::{HOLDER_IDLE_MAX, Holder, Turns};
 use turnstile_accounting::{AccountId, Moment, Nanos, Seen, TenantId};
 
 /// Longest time between two polls while a node may soon be owed a turn.
@@ -177,10 +182,19 @@ impl Owed {
     /// If it is unknown.
     pub fn set_target(&mut self, id: TenantId, target: bool) -> Result<(), PolicyError> {
         let tenant = self.tenant(id)?;
-        tenant.credit = match tenant.credit {
+        tenant.kind.credit = match tenant.kind.credit {
             Some(credit) if target => Some(credit),
             _ => target.then(Credit::new),
         };
+        Ok(())
+    }
+
+    /// Sets whether its turns coincide with those that it has on other GPUs.
+    ///
+    /// # Errors
+    /// If it is unknown.
+    pub fn set_gang(&mut self, id: TenantId, gang: bool) -> Result<(), PolicyError> {
+        self.tenant(id)?.kind.gang = gang;
         Ok(())
     }
 
@@ -225,16 +239,14 @@ impl Owed {
             self.lag = last.since(self.settled);
         }
         self.renew_quotas(now);
-        let in_turn = self.turns.current().is_some();
+        self.turns.window = self.window_at(now);
+        let in_turn = self.turns.holder().is_some_and(|of| !self.is_gang(of));
         self.end_turn(now, unknown);
         if self.spell.pass(now, now.since(last), in_turn) {
             self.void();
         }
-        if !unknown
-            && self.turns.current().is_none()
-            && let Some(holder) = choose(&self.accounts, self.turn_length())
-        {
-            self.turns.begin(holder, now, self.turn_length());
+        if !unknown {
+            self.begin_turn(now);
         }
         self.give_orders(now);
         self.retire(now);
@@ -275,6 +287,76 @@ impl Owed {
                 0
             };
             account.divide(all.saturating_sub(own));
+        }
+    }
+
+    /// The window of this poll, where a gang takes part beside another tenant.
+    fn window_at(&self, now: Moment) -> Option<Window> {
+        let mut live = 0;
+        let mut gangs = Vec::new();
+        for (account_id, account) in &self.accounts {
+            for (id, tenant) in account.connected().filter(|(_, t)| t.state.live) {
+                live += 1;
+                if tenant.kind.gang {
+                    gangs.push(Gang {
+                        name: tenant.name(),
+                        account: *account_id,
+                        tenant: id,
+                        part: tenant.state.part,
+                    });
+                }
+            }
+        }
+        gang::window(gangs, now).filter(|_| live > 1)
+    }
+
+    /// Begins the turn of the gang that has the window, or that of the node that is owed one.
+    fn begin_turn(&mut self, now: Moment) {
+        let (holder, length) = match self.gang_turn() {
+            Some((holder, until)) => (Some(holder), until.since(now)),
+            None => (
+                choose(&self.accounts, self.turn_length()),
+                self.turn_length(),
+            ),
+        };
+        let Some(holder) = holder.filter(|holder| self.turns.holder() != Some(*holder)) else {
+            return;
+        };
+        if self.is_gang(holder) {
+            self.turns.cut();
+        }
+        self.turns.begin(holder, now, length);
+    }
+
+    /// The gang that has the window, if it can use it, and when that ends.
+    fn gang_turn(&self) -> Option<(Holder, Moment)> {
+        let window = self.turns.window?;
+        let (account_id, id) = window.gang?;
+        let account = self.accounts.get(&account_id)?;
+        let tenant = account.tenants.get(&id)?;
+        let works = tenant.state.has_work || tenant.state.idle < HOLDER_IDLE_MAX;
+        let able = works && !account.is_capped(tenant);
+        able.then_some((Holder::Tenant(account_id, id), window.until))
+    }
+
+    fn is_gang(&self, holder: Holder) -> bool {
+        let Holder::Tenant(account, id) = holder else {
+            return false;
+        };
+        let tenant = |account: &Account| Some(account.tenants.get(&id)?.kind.gang);
+        self.accounts
+            .get(&account)
+            .and_then(tenant)
+            .unwrap_or(false)
+    }
+
+    /// What decides which tenants are held until the next poll.
+    fn turn(&self) -> Turn {
+        let others = self.accounts.values().flat_map(Account::connected);
+        let wanted = others.filter(|(_, tenant)| !tenant.kind.gang && tenant.state.has_work);
+        Turn {
+            holder: self.turns.holder(),
+            gangs_wait: self.turns.window.is_some() && wanted.count() > 0,
         }
     }
 
@@ -334,18 +416,18 @@ impl Owed {
     fn give_orders(&mut self, now: Moment) {
         let mut list = std::mem::take(&mut self.orders.tenants);
         list.clear();
-        let holder = self.turns.holder();
+        let turn = self.turn();
         let least = orders::least_part(&self.accounts);
         let short = orders::is_target_due(&self.accounts);
         for (id, account) in &self.accounts {
             for (tenant_id, tenant) in account.connected() {
                 let bounds = Bounds {
                     blocks: tenant.state.blocks,
-                    beside_target: short && tenant.credit.is_none(),
+                    beside_target: short && tenant.kind.credit.is_none(),
                 };
                 list.push(TenantOrder {
                     tenant: tenant_id,
-                    hold: orders::hold(holder, (*id, account), (tenant_id, tenant), now),
+                    hold: orders::hold(turn, (*id, account), (tenant_id, tenant), now),
                     slice_ns: slices::slice(tenant.state.part, least, bounds),
                 });
             }
@@ -357,19 +439,21 @@ impl Owed {
         }
         self.orders.tenants = list;
         let turns = (self.turns.current(), self.turn_length());
-        self.orders.next_look = orders::next_look_after(&self.accounts, turns, now);
+        let next_look = orders::next_look_after(&self.accounts, turns, now);
+        let until = self.turns.window.map(|window| window.until);
+        self.orders.next_look = until.map_or(next_look, |until| next_look.min(until));
         let in_turn = self.turns.current().is_some();
         self.orders.exact = in_turn || self.accounts.values().any(orders::is_exact);
     }
 
     /// What applies to a tenant that was just added.
     fn order_of_new(&mut self, id: TenantId, now: Moment) -> TenantOrder {
-        let holder = self.turns.holder();
+        let turn = self.turn();
         let account_id = self.owners.get(&id);
         let account = account_id.and_then(|id| Some((*id, self.accounts.get(id)?)));
         let hold = account.and_then(|(account_id, account)| {
             let tenant = account.tenants.get(&id)?;
-            orders::hold(holder, (account_id, account), (id, tenant), now)
+            orders::hold(turn, (account_id, account), (id, tenant), now)
         });
         if let Ok(tenant) = self.tenant(id) {
             tenant.held = hold.is_some();
@@ -392,5 +476,7 @@ impl Owed {
     }
 }
 
+#[cfg(test)]
+mod gang_tests;
 #[cfg(test)]
 mod tests;

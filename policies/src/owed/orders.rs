@@ -18,9 +18,18 @@ const LOOK_INTERVAL_MIN: Nanos = Nanos::from_us(50);
 /// Shortest time to the next poll for the end of a quota. SOURCE: simulation `lab corun`.
 const QUOTA_INTERVAL_MIN: Nanos = Nanos::from_us(250);
 
+/// What decides which tenants are held.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Turn {
+    /// The node of the own turn, or the gang that has the window.
+    pub(super) holder: Option<Holder>,
+    /// Gangs wait for their windows, since others have work.
+    pub(super) gangs_wait: bool,
+}
+
 /// Why a tenant is held, if it is.
 pub(super) fn hold(
-    holder: Option<Holder>,
+    turn: Turn,
     (account_id, account): (AccountId, &Account),
     (id, tenant): (TenantId, &Tenant),
     now: Moment,
@@ -28,15 +37,19 @@ pub(super) fn hold(
     if account.is_capped(tenant) {
         return Some(HoldReason::Capped);
     }
-    let holder = holder?;
-    let waits = !holder.admits(account_id, id) && is_held_in_turn(account, tenant, now);
-    waits.then_some(HoldReason::Turn)
+    let has_turn = |holder: Holder| holder.admits(account_id, id);
+    let waits = match turn.holder {
+        Some(holder) => !has_turn(holder) && is_held_in_turn(account, tenant, now),
+        None => false,
+    };
+    let outside = turn.gangs_wait && tenant.kind.gang && !turn.holder.is_some_and(has_turn);
+    (waits || outside).then_some(HoldReason::Turn)
 }
 
 /// Whether a tenant with a latency target was resident for less than its part.
 pub(super) fn is_target_due(accounts: &BTreeMap<AccountId, Account>) -> bool {
     let mut tenants = accounts.values().flat_map(Account::connected);
-    tenants.any(|(_, tenant)| tenant.credit.is_some_and(Credit::is_positive))
+    tenants.any(|(_, tenant)| tenant.kind.credit.is_some_and(Credit::is_positive))
 }
 
 /// The least part of a tenant that takes part.

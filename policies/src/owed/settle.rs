@@ -197,7 +197,7 @@ impl Owed {
             tenant.node.load.add(used.worked, used.waited);
             let free = if own.held { Nanos::ZERO } else { length };
             tenant.usage.add(used.resident, free);
-            if let Some(credit) = &mut tenant.credit {
+            if let Some(credit) = &mut tenant.kind.credit {
                 credit.pass(length, own.part, used.resident);
             }
             let (change, successor) = (tenant.node.owed.saturating_sub(before), tenant.successor);

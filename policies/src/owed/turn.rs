@@ -19,6 +19,7 @@
 
 use super::alone::Alone;
 use super::fraction::Fraction;
+use super::gang::Window;
 use std::collections::VecDeque;
 use turnstile_accounting::{AccountId, Moment, Nanos, TenantId};
 
@@ -206,6 +207,8 @@ pub(crate) struct Turns {
     phase: Phase,
     current: Option<OwnTurn>,
     ended: VecDeque<OwnTurn>,
+    /// The window of the last poll, while a gang and another tenant take part.
+    pub(crate) window: Option<Window>,
 }
 
 impl Turns {

@@ -32,6 +32,7 @@ enum Step {
     Cap(u32, Option<(u64, u64)>),
     Account(u32, u32, Option<(u64, u64)>),
     Target(u32, bool),
+    Gang(u32, bool),
     Forget(u32, u8),
 }
 
@@ -66,6 +67,7 @@ fn any_step() -> impl Strategy<Value = Step> {
         1 => (tenant(), any_cap()).prop_map(|(t, cap)| Step::Cap(t, cap)),
         1 => (0u32..3, 1u32..=10_000, any_cap()).prop_map(|(a, w, c)| Step::Account(a, w, c)),
         1 => (tenant(), any::<bool>()).prop_map(|(t, target)| Step::Target(t, target)),
+        1 => (tenant(), any::<bool>()).prop_map(|(t, gang)| Step::Gang(t, gang)),
         1 => (0u32..3, 0u8..4).prop_map(|(a, n)| Step::Forget(a, n)),
     ]
 }
@@ -85,6 +87,8 @@ struct Checked {
     /// Tenants and accounts that ever had a cap.
     capped: BTreeSet<TenantId>,
     capped_accounts: BTreeSet<AccountId>,
+    /// Tenants that ever were gangs.
+    gangs: BTreeSet<TenantId>,
     kept: Vec<(Moment, Vec<Reading>)>,
     held_since: BTreeMap<TenantId, Moment>,
     next_id: u32,
@@ -98,6 +102,7 @@ impl Checked {
             accounts: BTreeMap::new(),
             capped: BTreeSet::new(),
             capped_accounts: BTreeSet::new(),
+            gangs: BTreeSet::new(),
             kept: Vec::new(),
             held_since: BTreeMap::new(),
             next_id: 0,
@@ -169,7 +174,9 @@ impl Checked {
                 }
                 Some(reason) => {
                     assert_eq!(reason, HoldReason::Turn);
-                    assert!(!holders.is_empty() && !holders.contains(&id), "{order:?}");
+                    let waits = self.gangs.contains(&id);
+                    let for_another = !holders.is_empty() && !holders.contains(&id);
+                    assert!(waits || for_another, "{order:?}");
                     let since = *self.held_since.entry(id).or_insert(self.now);
                     assert!(
                         self.now.since(since) <= LONGEST_HOLD,
@@ -250,6 +257,12 @@ impl Checked {
             Step::Target(index, target) => {
                 if let Some(id) = self.pick(index) {
                     self.rule.set_target(id, target).unwrap();
+                }
+            }
+            Step::Gang(index, gang) => {
+                if let Some(id) = self.pick(index) {
+                    self.rule.set_gang(id, gang).unwrap();
+                    self.gangs.insert(id);
                 }
             }
             Step::Forget(account, name) => {

@@ -57,6 +57,7 @@ fn a_body_that_cannot_be_taken_is_a_problem() {
         ),
         ("{\"weight\":1,\"period_us\":1}", "/period_us"),
         ("{\"weight\":1,\"latency_target\":1}", "/latency_target"),
+        ("{\"weight\":1,\"gang\":1}", "/gang"),
     ] {
         let problem = put(JSON, body).problem(422);
         assert_eq!(problem["errors"][0]["pointer"], pointer, "{body}");
@@ -173,7 +174,7 @@ fn what_was_set_survives_a_restart_and_is_in_the_ledger() {
     let before = [SCHEDULING, "/v1/vms/a/memory"].map(|path| get(&bench.socket(), path).body);
     assert_eq!(
         before[0],
-        "{\"weight\":300,\"quota_us\":25000,\"period_us\":100000,\"latency_target\":false}"
+        "{\"weight\":300,\"quota_us\":25000,\"period_us\":100000,\"latency_target\":false,\"gang\":false}"
     );
     bench.start(|_| {});
     let after = [SCHEDULING, "/v1/vms/a/memory"].map(|path| get(&bench.socket(), path).body);

@@ -26,6 +26,9 @@ pub struct Settings {
     /// It has a latency target: slices of its neighbours are short while it is owed residency.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub latency_target: bool,
+    /// Its turns on its GPUs coincide.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub gang: bool,
     /// Its GPU memory.
     #[serde(default)]
     pub memory: MemoryLimits,
@@ -68,7 +71,7 @@ pub enum SettingsError {
     Policy {
         /// The policy.
         policy: String,
-        /// Weights, caps, or latency targets.
+        /// Weights, caps, latency targets, or gangs.
         what: &'static str,
         /// Policies that have it.
         others: String,
@@ -144,6 +147,9 @@ impl Settings {
         check_policy(policy, self.weight, self.cap)?;
         if self.latency_target {
             check_row(policy, "latency targets", |row| row.targets)?;
+        }
+        if self.gang {
+            check_row(policy, "gangs", |row| row.gangs)?;
         }
         Ok(self.memory.check()?)
     }
@@ -241,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_latency_target_needs_a_policy_that_has_them() {
+    fn a_latency_target_or_a_gang_needs_a_policy_that_has_them() {
         let host = |policy: &str| {
             let config = HostConfig {
                 policy: policy.into(),
@@ -260,6 +266,15 @@ mod tests {
         let owed = host("owed");
         owed.set_settings("a", target).unwrap();
         assert!(owed.settings()["a"].latency_target);
+        let gang = Some(Settings {
+            gang: true,
+            ..Settings::default()
+        });
+        let error = host("dfq").set_settings("a", gang.clone()).unwrap_err();
+        let text = "The policy dfq has no gangs; these have: owed";
+        assert_eq!(error.to_string(), text);
+        owed.set_settings("a", gang).unwrap();
+        assert!(owed.settings()["a"].gang);
     }
 
     #[test]

@@ -58,6 +58,8 @@ pub struct TenantSnapshot {
     pub cap: Option<Cap>,
     /// Whether it has a latency target.
     pub latency_target: bool,
+    /// Whether its turns on its GPUs coincide.
+    pub gang: bool,
     /// Whether it may run.
     pub admitted: bool,
     /// Compute time charged.
@@ -183,6 +185,7 @@ impl TenantSnapshot {
             weight: Weight::DEFAULT.get(),
             cap: None,
             latency_target: false,
+            gang: false,
             admitted: false,
             compute_ns: Nanos::ZERO,
             copy_ns: Nanos::ZERO,
@@ -227,6 +230,7 @@ impl TenantSnapshot {
             weight: state.mediation.weight(tenant).map_or(0, Weight::get),
             cap: state.mediation.cap(tenant),
             latency_target: set.latency_target,
+            gang: set.gang,
             admitted: state.mediation.admitted(tenant),
             compute_ns: compute.used_ns,
             copy_ns: copy.used_ns,

@@ -167,6 +167,7 @@ impl State {
             let _ = self.mediation.set_weight(tenant, weight);
             let _ = self.mediation.set_cap(tenant, cap);
             let _ = self.mediation.set_target(tenant, wanted.latency_target);
+            let _ = self.mediation.set_gang(tenant, wanted.gang);
             self.described.set(tenant, &wanted.metadata);
         }
         match settings {
@@ -225,6 +226,7 @@ impl State {
         }
         // It was added; if not, that was logged.
         let _ = self.mediation.set_target(tenant, settings.latency_target);
+        let _ = self.mediation.set_gang(tenant, settings.gang);
         let weight = params.weight.get();
         if limits.permits(Resource::LogLines, &entry.holder, Instant::now()) {
             let account = &entry.account.1;
