@@ -162,7 +162,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     wait_for_all(&mut vms, &receiver, &progress, |vm, _| vm.report.is_some())?;
     let end = daemon.host().snapshot();
     progress.finish_and_clear();
-    let mut report = report(&config, kvm_missing, &vms, &before, &after, &end);
+    let meter = match end.lacks {
+        None => config.gpu.meter,
+        Some(_) => serve::METER_WITHOUT_LOG,
+    };
+    let scheduled = (daemon.host().policy().to_owned(), meter.name());
+    let mut report = report(&config, scheduled, kvm_missing, &vms, &before, &after, &end);
     report.scene = scene;
     report.worst_second_points = readings.and_then(|readings| worst_second_points(&vms, &readings));
     args.output.print(&report, DemoReport::print)?;
@@ -301,9 +306,20 @@ fn tenant<'a>(snapshot: &'a HostSnapshot, vm: &Vm) -> Option<&'a TenantSnapshot>
     tenants.find(|tenant| tenant.name == vm.spec.name)
 }
 
-/// Compute time of the VMs until then, by the engine's own log.
+/// Compute time of a VM until then: by the engine's own log, or what was charged where that is not
+/// known.
+fn compute_time(tenant: &TenantSnapshot, logged: bool) -> Nanos {
+    if logged {
+        tenant.engine_ns
+    } else {
+        tenant.compute_ns
+    }
+}
+
+/// Compute time of the VMs until then.
 fn received(vms: &[Vm], snapshot: &HostSnapshot) -> Vec<Nanos> {
-    let of = |vm| tenant(snapshot, vm).map_or(Nanos::ZERO, |tenant| tenant.engine_ns);
+    let logged = snapshot.lacks.is_none();
+    let of = |vm| tenant(snapshot, vm).map_or(Nanos::ZERO, |tenant| compute_time(tenant, logged));
     vms.iter().map(of).collect()
 }
 
@@ -317,8 +333,13 @@ fn worst_second_points(vms: &[Vm], readings: &Readings) -> Option<f64> {
     worst.map(|worst| worst.points)
 }
 
+fn received_sum(vms: &[Vm], snapshot: &HostSnapshot) -> u64 {
+    received(vms, snapshot).iter().map(|ns| ns.0).sum()
+}
+
 fn report(
     config: &Config,
+    scheduled: (String, &'static str),
     kvm_missing: Option<String>,
     vms: &[Vm],
     before: &HostSnapshot,
@@ -326,6 +347,7 @@ fn report(
     end: &HostSnapshot,
 ) -> DemoReport {
     let window = after.at.since(before.at);
+    let logged = after.lacks.is_none();
     let weights: u64 = vms.iter().map(|vm| vm.spec.compute_weight()).sum();
     let mut lines = Vec::new();
     let (mut received, mut entitled) = (Vec::new(), Vec::new());
@@ -334,7 +356,7 @@ fn report(
         let (Some(from), Some(to)) = (tenant(before, vm), tenant(after, vm)) else {
             continue;
         };
-        let gpu_ns = to.engine_ns - from.engine_ns;
+        let gpu_ns = compute_time(to, logged) - compute_time(from, logged);
         let charged_ns = to.compute_ns - from.compute_ns;
         let copy_ns = to.copy_ns - from.copy_ns;
         if gpu_ns.0 > 0 {
@@ -371,19 +393,24 @@ fn report(
         line.share_percent = 100.0 * line.gpu_ns as f64 / total.max(1) as f64;
     }
     let busy = |snapshot: &HostSnapshot| {
+        if !logged {
+            return received_sum(vms, snapshot);
+        }
         let compute = snapshot
             .engines
             .iter()
             .find(|engine| engine.engine == COMPUTE);
         compute.map_or(0, |engine| engine.totals.used_ns.0)
     };
+    let (policy, meter) = scheduled;
     DemoReport {
         scene: None,
         kvm: !lines.is_empty() && lines.iter().all(|line| line.guest.kvm),
         kvm_missing,
         gpu: config.gpu.kind.name(),
-        policy: config.policy().to_owned(),
-        meter: config.gpu.meter.name(),
+        policy,
+        meter,
+        lacks: end.lacks.clone(),
         window_ns: window.0,
         max_share_error_points: max_share_error_points(&received, &entitled),
         worst_second_points: None,

@@ -144,6 +144,15 @@ pub enum HostError {
         /// GPUs that were chosen.
         gpus: usize,
     },
+    /// Memory of its GPU moves for no tenant.
+    #[error(
+        "Memory of {gpu} does not move: give it room at the host (memory.host_pool_mib, or \
+         --host-pool-mib), or leave --movable out"
+    )]
+    Immovable {
+        /// The GPU.
+        gpu: String,
+    },
     /// The process that connected is not known.
     #[error("The process that connected cannot be seen from here (another process namespace?)")]
     Peer(#[source] io::Error),

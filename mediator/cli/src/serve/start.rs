@@ -29,6 +29,9 @@ fn host(config: &Config) -> anyhow::Result<HostConfig> {
     })
 }
 
+/// The meter of a GPU that has no log of its engines.
+pub(crate) const METER_WITHOUT_LOG: Meter = Meter::Adaptive;
+
 /// The GPU of a configuration, as ledgers and readers name it.
 pub(super) fn identity(config: &Config) -> anyhow::Result<GpuIdentity> {
     let (gpu, model) = gpus::identity(config)?;
@@ -45,11 +48,6 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
     let kept = state.map(|state| state.load()).transpose()?;
     let kept = kept.unwrap_or_default();
     let store = ledger::open(&config.ledger)?;
-    let meter = match config.gpu.meter {
-        Meter::Events => MeterKind::Events,
-        Meter::Polled => MeterKind::Polled,
-        Meter::Adaptive => MeterKind::Adaptive,
-    };
     let card = |config: &Config| -> anyhow::Result<Card> {
         let identity = identity(config)?;
         let Chosen { gpu, mut timing } = gpus::choose(config).with_context(|| {
@@ -59,13 +57,13 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
         if let Some(ms) = config.scheduling.period_ms {
             timing.period = Nanos::from_ms(ms);
         }
-        let (mut host, mut meter) = (host(config)?, meter);
+        let (mut host, mut meter) = (host(config)?, config.gpu.meter);
         if gpu.report().lacks.is_some() {
             // `owed` needs time slices and events; doorbells are held by the rule of other GPUs.
             if host.policy != "none" {
                 host.policy = DEFAULT_POLICY.to_owned();
             }
-            meter = MeterKind::Adaptive;
+            meter = METER_WITHOUT_LOG;
         }
         let ledger = store.clone();
         Ok(Card {
@@ -73,7 +71,11 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
             identity,
             gpu,
             host,
-            meter,
+            meter: match meter {
+                Meter::Events => MeterKind::Events,
+                Meter::Polled => MeterKind::Polled,
+                Meter::Adaptive => MeterKind::Adaptive,
+            },
             timing,
         })
     };

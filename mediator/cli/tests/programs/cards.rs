@@ -182,6 +182,8 @@ fn gpus_that_are_not_there_or_closed_are_refused_with_the_reason() {
     );
     let text = cards.refused(&["--gpu", "all", "--movable", "--preload", "/bin/sh"]);
     assert!(text.contains("on 2 GPUs cannot move"), "{text}");
+    let text = cards.refused(&["--gpu", "1", "--movable", "--preload", "/bin/sh"]);
+    assert!(text.contains("memory.host_pool_mib"), "{text}");
     cards.restart(&[IDS[1]]);
     let text = cards.refused(&["--gpu", "1"]);
     assert!(text.contains("takes no further tenants"), "{text}");

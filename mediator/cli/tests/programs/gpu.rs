@@ -57,6 +57,7 @@ pub(crate) struct FakeGpu {
     pub(crate) memory: ProgramMemory,
     pub(crate) backing: Arc<Handles>,
     pub(crate) moves: Option<Moves>,
+    pool_bytes: u64,
     tenants: Mutex<BTreeSet<TenantId>>,
     holds: Mutex<Holds>,
 }
@@ -69,6 +70,7 @@ impl FakeGpu {
             calls: Mutex::default(),
             memory: ProgramMemory::new(1 << 40, Arc::new(moves.chunks.clone())),
             backing: Arc::default(),
+            pool_bytes: moves.pool_bytes(),
             moves: Some(moves),
             tenants: Mutex::default(),
             holds: Mutex::default(),
@@ -76,6 +78,11 @@ impl FakeGpu {
     }
 
     pub(crate) fn new() -> Arc<Self> {
+        Self::with_pool(0)
+    }
+
+    /// The host has room for so much memory of its programs; the test moves it.
+    pub(crate) fn with_pool(pool_bytes: u64) -> Arc<Self> {
         let backing = Arc::new(Handles::default());
         Arc::new(Self {
             soft: SoftGpu::new(SoftConfig::default()).unwrap(),
@@ -83,6 +90,7 @@ impl FakeGpu {
             memory: ProgramMemory::new(1 << 30, backing.clone()),
             backing,
             moves: None,
+            pool_bytes,
             tenants: Mutex::default(),
             holds: Mutex::default(),
         })
@@ -138,6 +146,7 @@ impl Gpu for FakeGpu {
             memory_held: false,
             move_window_bytes: 16 << 20,
             follows_guest_memory: false,
+            host_pool_bytes: self.pool_bytes,
             ..self.soft.capabilities()
         };
         let moves = self.moves.as_ref();

@@ -74,8 +74,12 @@ impl Bench {
 
     /// A new daemon over a new GPU, both without any state.
     fn restart(&mut self) {
+        self.restart_over(FakeGpu::new());
+    }
+
+    fn restart_over(&mut self, gpu: Arc<FakeGpu>) {
         self.daemon = None;
-        self.gpu = FakeGpu::new();
+        self.gpu = gpu;
         self.daemon = Some(start(&self.socket(), self.gpu.clone()));
     }
 

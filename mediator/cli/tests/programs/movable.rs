@@ -11,6 +11,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use turnstile_accounting::TenantId;
 use turnstile_nvidia::programs::ProgramPlace;
 
+use super::gpu::FakeGpu;
 use super::library::library;
 use super::{Bench, until};
 
@@ -53,7 +54,8 @@ fn copied(handle: OwnedFd, bytes: u64) -> OwnedFd {
 
 #[test]
 fn memory_of_a_program_moves_out_and_back_and_is_limited() {
-    let bench = Bench::new();
+    let mut bench = Bench::new();
+    bench.restart_over(FakeGpu::with_pool(1 << 30));
     let program = build(&bench);
     let (folder, library) = (bench.folder.path(), library());
     let options = ["--movable", "--memory-max", "1073741824", "--preload"];

@@ -15,7 +15,7 @@ use super::gpu::FakeGpu;
 use super::library::library;
 use super::movable::build;
 use super::moving::Moves;
-use super::{Bench, kill, start, until};
+use super::{Bench, kill, until};
 
 const MIB: u64 = 1 << 20;
 
@@ -58,10 +58,8 @@ impl Moved {
     fn new(card_mib: u64, pool_mib: u64) -> Self {
         let mut bench = Bench::new();
         let program = build(&bench);
-        bench.daemon = None;
         let moves = Moves::new(bench.folder.path(), card_mib * MIB, pool_mib * MIB);
-        bench.gpu = FakeGpu::moving(moves);
-        bench.daemon = Some(start(&bench.socket(), bench.gpu.clone()));
+        bench.restart_over(FakeGpu::moving(moves));
         Self { bench, program }
     }
 

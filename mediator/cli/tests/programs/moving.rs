@@ -97,10 +97,13 @@ impl Moves {
         }
     }
 
+    pub(crate) const fn pool_bytes(&self) -> u64 {
+        self.pool_bytes
+    }
+
     pub(crate) fn capabilities(&self, of: Capabilities) -> Capabilities {
         Capabilities {
             memory_bytes: self.card_bytes,
-            host_pool_bytes: self.pool_bytes,
             ..of
         }
     }

@@ -128,11 +128,23 @@ fn seats<'a>(fleet: &'a Fleet, claimed: &Claimed, gpus: &Gpus) -> Result<Vec<Sea
         return Err(HostError::NameTaken { name: name.clone() });
     }
     let chosen = choose(fleet, &mut places, gpus, job)?;
-    if claimed.movable && chosen.len() > 1 {
+    // A program that is there already stays.
+    let begins = !matches!(gpus, Gpus::Kept(_));
+    let members = chosen.iter().map(|(gpu, _)| &fleet.members[*gpu]);
+    let refused = match members.filter(|_| claimed.movable).collect::<Vec<_>>()[..] {
+        [] => None,
+        [one] if begins && !one.host.gpu().capabilities().moves_memory() => {
+            let gpu = one.identity.gpu.clone();
+            Some(HostError::Immovable { gpu })
+        }
+        [_] => None,
+        _ => Some(HostError::Movable { gpus: chosen.len() }),
+    };
+    if let Some(refused) = refused {
         for (_, placed) in &chosen {
             placed.iter().for_each(|placed| places.gpus.release(placed));
         }
-        return Err(HostError::Movable { gpus: chosen.len() });
+        return Err(refused);
     }
     places.arriving.insert(name.clone());
     let seat = |(gpu, placed)| Seat {
