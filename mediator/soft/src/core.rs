@@ -415,46 +415,64 @@ impl Core {
         }
     }
 
-    /// Polls the doorbells of open gates, and the words that channels wait for.
-    pub(super) fn poll(&mut self, now: Moment) {
+    /// Polls the doorbells of open gates, and the words that channels wait for. The clock is read
+    /// after them: nothing is noted as earlier than the guest's write of it.
+    pub(super) fn poll(&mut self, clock: impl FnOnce() -> Moment) {
         let unwatched = self.tenants.iter().filter(|(_, t)| t.unwatched);
-        for tenant in unwatched.map(|(id, _)| *id).collect::<Vec<_>>() {
-            self.poll_doorbells(now, tenant);
+        let tenants: Vec<TenantId> = unwatched.map(|(id, _)| *id).collect();
+        let news = tenants.iter().flat_map(|tenant| self.doorbells(*tenant));
+        let news = news.collect();
+        self.take(news, None, clock);
+    }
+
+    /// Polls the tenant's doorbells, and then the clock.
+    pub(super) fn ring(&mut self, tenant: TenantId, clock: impl FnOnce() -> Moment) {
+        let news = self.doorbells(tenant).collect();
+        self.take(news, Some(tenant), clock);
+    }
+
+    /// Slots and put indices of a tenant's channels.
+    fn doorbells(&self, tenant: TenantId) -> impl Iterator<Item = (u32, u32)> {
+        let entry = self.tenants.get(&tenant);
+        let slots = entry
+            .into_iter()
+            .flat_map(|entry| entry.numbers.iter().flatten());
+        let channel = |slot: u32| self.slots[slot as usize].channel.as_ref();
+        slots.filter_map(move |slot| Some((*slot, channel(*slot)?.doorbell())))
+    }
+
+    fn take(
+        &mut self,
+        news: Vec<(u32, u32)>,
+        waits_of: Option<TenantId>,
+        clock: impl FnOnce() -> Moment,
+    ) {
+        let over = front_end::waits_over(self, waits_of);
+        let now = self.tick(clock());
+        for (slot, put) in news {
+            self.announce(now, slot, put);
         }
-        self.queue_waits(None);
+        for slot in over {
+            front_end::line_up(self, slot);
+        }
         front_end::pass(self, now);
     }
 
-    /// Polls the tenant's doorbells.
-    pub(super) fn ring(&mut self, now: Moment, tenant: TenantId) {
-        self.poll_doorbells(now, tenant);
-        self.queue_waits(Some(tenant));
-        front_end::pass(self, now);
-    }
-
-    fn poll_doorbells(&mut self, now: Moment, owner: TenantId) {
-        let now = self.tick(now);
-        let Some(entry) = self.tenants.get(&owner) else {
+    fn announce(&mut self, now: Moment, slot: u32, put: u32) {
+        let Some(channel) = &mut self.slots[slot as usize].channel else {
             return;
         };
-        let slots: Vec<u32> = entry.numbers.iter().flatten().copied().collect();
-        for slot in slots {
-            let Some(channel) = &mut self.slots[slot as usize].channel else {
-                continue;
-            };
-            if matches!(channel.phase, Phase::Faulted) {
-                continue;
-            }
-            let put = channel.doorbell();
-            let running = matches!(channel.phase, Phase::Running);
-            match channel.announce(now, put) {
-                Ok(false) => continue,
-                Ok(true) if running => self.demand.touch(owner),
-                Ok(true) => front_end::line_up(self, slot),
-                Err(fault) => self.fault_channel(now, slot, fault),
-            }
-            self.changed();
+        if matches!(channel.phase, Phase::Faulted) {
+            return;
         }
+        let (tenant, running) = (channel.tenant, matches!(channel.phase, Phase::Running));
+        match channel.announce(now, put) {
+            Ok(false) => return,
+            Ok(true) if running => self.demand.touch(tenant),
+            Ok(true) => front_end::line_up(self, slot),
+            Err(fault) => self.fault_channel(now, slot, fault),
+        }
+        self.changed();
     }
 
     /// Ends a channel with an error.
@@ -466,18 +484,6 @@ impl Core {
             channel.fault(now, fault);
             self.demand.touch(tenant);
             self.changed();
-        }
-    }
-
-    /// Queues the channels (of one tenant, or all) with an awaited word that was reached for the
-    /// front end.
-    pub(super) fn queue_waits(&mut self, tenant: Option<TenantId>) {
-        let over = |slot: &&u32| {
-            let channel = self.slots[**slot as usize].channel.as_ref();
-            channel.is_some_and(|c| tenant.is_none_or(|t| t == c.tenant) && c.wait_is_over())
-        };
-        for slot in self.waits.iter().filter(over).copied().collect::<Vec<_>>() {
-            front_end::line_up(self, slot);
         }
     }
 }

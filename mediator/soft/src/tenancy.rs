@@ -38,6 +38,8 @@ pub(super) trait Driver: Send + Sync + std::fmt::Debug {
     fn clock(&self) -> Moment;
     /// Lets `act` change the core, then sees to it that engines begin what they are to begin.
     fn drive<R>(&self, act: impl FnOnce(&mut Core, Moment) -> R) -> R;
+    /// The time within an `act` that began at `now`.
+    fn later(&self, now: Moment) -> Moment;
     /// Lets `read` read the core.
     fn with_core<R>(&self, read: impl FnOnce(&mut Core) -> R) -> R;
 
@@ -170,7 +172,7 @@ macro_rules! impl_gpu {
                         core.set_unwatched(tenant, open);
                     }
                     if change != DoorbellChange::AnyOpen(false) {
-                        core.ring(now, tenant);
+                        core.ring(tenant, || self.later(now));
                     }
                 });
             }

@@ -470,14 +470,11 @@ impl Core {
         due.chain(self.budgets.next_refill(self.now)).min()
     }
 
-    /// Logs the changes up to now, so that states of zero length leave no record; updates the
-    /// registers.
+    /// Logs the changes up to now, so that states of zero length leave no record; then updates the
+    /// registers: an engine that is seen idle has its last record in the log.
     pub(crate) fn settle(&mut self, now: Moment) {
         for index in 0..ENGINES {
             let state = self.engines[index].visible();
-            if !matches!(state, EngineState::Running(_)) {
-                self.registers.clear_busy(index);
-            }
             if state != self.logged[index] {
                 self.logged[index] = state;
                 let event = self.log.push(now, index, state);
@@ -487,5 +484,10 @@ impl Core {
             }
         }
         demand::log(self, now);
+        for index in 0..ENGINES {
+            if !matches!(self.engines[index].visible(), EngineState::Running(_)) {
+                self.registers.clear_busy(index);
+            }
+        }
     }
 }

@@ -292,9 +292,20 @@ pub(crate) fn pass(core: &mut Core, now: Moment) {
             core.demand.touch(tenant);
         }
         if fenced {
-            core.queue_waits(Some(tenant));
+            for slot in waits_over(core, Some(tenant)) {
+                line_up(core, slot);
+            }
         }
         // Even a turn that fetched nothing is one.
         left = left.saturating_sub(fetched + 1);
     }
+}
+
+/// Channels (of one tenant, or of all) with an awaited word that was reached.
+pub(super) fn waits_over(core: &Core, tenant: Option<TenantId>) -> Vec<u32> {
+    let over = |slot: &&u32| {
+        let channel = core.slots[**slot as usize].channel.as_ref();
+        channel.is_some_and(|c| tenant.is_none_or(|t| t == c.tenant) && c.wait_is_over())
+    };
+    core.waits.iter().filter(over).copied().collect()
 }

@@ -165,7 +165,7 @@ impl Shared {
                 return;
             }
             state.watcher_until = None;
-            self.drive(&mut state, |core, now| core.poll(now));
+            self.drive(&mut state, |core, _| core.poll(|| self.clock.now()));
             state.core.watched(&mut watched);
             let known = self.changes.load(Ordering::Acquire);
             let until = state.core.next_wakeup();
@@ -346,6 +346,10 @@ impl Driver for SoftGpu {
     }
 
     fn clock(&self) -> Moment {
+        self.shared.clock.now()
+    }
+
+    fn later(&self, _now: Moment) -> Moment {
         self.shared.clock.now()
     }
 

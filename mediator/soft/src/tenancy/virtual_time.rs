@@ -192,7 +192,7 @@ impl VirtualGpu {
     /// When something will happen by itself, or None if the GPU waits for its guests.
     pub fn next_event(&self) -> Option<Moment> {
         let mut state = self.lock();
-        state.drive(&self.config, |core, now| core.poll(now));
+        state.drive(&self.config, |core, now| core.poll(|| now));
         state.next_event()
     }
 
@@ -200,14 +200,14 @@ impl VirtualGpu {
     /// included.
     pub fn advance_to(&self, to: Moment) {
         let mut state = self.lock();
-        state.drive(&self.config, |core, now| core.poll(now));
+        state.drive(&self.config, |core, now| core.poll(|| now));
         while let Some(at) = state.next_event().filter(|at| *at <= to) {
             state.now = state.now.max(at);
             state.happen(&self.config);
         }
         if to > state.now {
             state.now = to;
-            state.drive(&self.config, |core, now| core.poll(now));
+            state.drive(&self.config, |core, now| core.poll(|| now));
         }
     }
 
@@ -241,7 +241,7 @@ impl State {
                 self.core.finished(now, engine, outcome);
             }
         }
-        self.drive(config, |core, now| core.poll(now));
+        self.drive(config, |core, now| core.poll(|| now));
     }
 
     /// Lets `act` change the core, then works off all that follows from it at this moment.
@@ -362,6 +362,10 @@ impl Driver for VirtualGpu {
 
     fn clock(&self) -> Moment {
         self.lock().now
+    }
+
+    fn later(&self, now: Moment) -> Moment {
+        now
     }
 
     fn drive<R>(&self, act: impl FnOnce(&mut Core, Moment) -> R) -> R {

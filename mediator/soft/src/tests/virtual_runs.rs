@@ -52,6 +52,28 @@ fn saturate(gpu: &VirtualGpu, loads: &mut [(PlainChannel, Nanos)], end: Moment) 
     }
 }
 
+/// A guest may write at any moment: what is noted at a time was read before it.
+#[test]
+fn a_doorbell_written_after_the_poll_is_not_noted_at_its_time() {
+    let gpu = VirtualGpu::new(given());
+    let mut channel = channel(&gpu, A, 8);
+    channel.push_fence(false);
+    let active = |gpu: &VirtualGpu| {
+        let mut open = Vec::new();
+        gpu.activity(A, &mut open);
+        open[0].last_active
+    };
+    gpu.with_core(|core| {
+        core.ring(A, || {
+            channel.ring();
+            Moment(100)
+        });
+    });
+    assert!(active(&gpu) < Moment(100));
+    gpu.with_core(|core| core.ring(A, || Moment(101)));
+    assert_eq!(active(&gpu), Moment(101));
+}
+
 #[test]
 fn channels_take_turns() {
     use EngineState::{Idle, Running};
