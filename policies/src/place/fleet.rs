@@ -346,20 +346,24 @@ impl Gpu {
         let warps = job.warps_of_block();
         let of_sm = self.size.blocks.min(self.size.warps / warps);
         let blocks = job.blocks.min(of_sm.saturating_mul(self.size.sms));
-        let mut slots = vec![0; self.on_sms.len()];
-        let room = |place: usize, own: u32| {
-            let (in_use, used_warps) = self.on_sms[place];
-            in_use + own < self.size.blocks && used_warps + (own + 1) * warps <= self.size.warps
+        let room = |(in_use, used_warps): &(u32, u32)| {
+            let by_warps = self.size.warps.saturating_sub(*used_warps) / warps;
+            by_warps.min(self.size.blocks.saturating_sub(*in_use))
         };
-        let mut next = self.next_sm;
-        for _ in 0..blocks {
-            let all = self.on_sms.len();
-            let mut turn = (0..all).map(|offset| (next + offset) % all);
-            let Some(place) = turn.find(|place| room(*place, slots[*place])) else {
+        let rooms: Vec<u32> = self.on_sms.iter().map(room).collect();
+        let mut slots = vec![0; rooms.len()];
+        let mut left = blocks;
+        while left > 0 {
+            let before = left;
+            for place in (self.next_sm..rooms.len()).chain(0..self.next_sm) {
+                if left > 0 && slots[place] < rooms[place] {
+                    slots[place] += 1;
+                    left -= 1;
+                }
+            }
+            if left == before {
                 return (slots, false);
-            };
-            slots[place] += 1;
-            next = (place + 1) % all;
+            }
         }
         (slots, true)
     }
@@ -375,5 +379,49 @@ impl Gpu {
         }
         let last = placed.on_sms.iter().rposition(|blocks| *blocks > 0);
         self.next_sm = last.map_or(self.next_sm, |last| (last + 1) % self.on_sms.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The rule as the paper prints it: block by block, in turn over SMs with room.
+    fn block_by_block(gpu: &Gpu, job: &Job) -> (Vec<u32>, bool) {
+        let warps = job.warps_of_block();
+        let of_sm = gpu.size.blocks.min(gpu.size.warps / warps);
+        let all = gpu.on_sms.len();
+        let (mut slots, mut next) = (vec![0; all], gpu.next_sm);
+        for _ in 0..job.blocks.min(of_sm * gpu.size.sms) {
+            let room = |place: &usize| {
+                let ((in_use, used), own) = (gpu.on_sms[*place], slots[*place]);
+                in_use + own < gpu.size.blocks && used + (own + 1) * warps <= gpu.size.warps
+            };
+            let mut turn = (0..all).map(|offset| (next + offset) % all);
+            let Some(place) = turn.find(room) else {
+                return (slots, false);
+            };
+            slots[place] += 1;
+            next = (place + 1) % all;
+        }
+        (slots, true)
+    }
+
+    proptest! {
+        #[test]
+        fn slots_are_those_of_block_by_block(
+            (blocks, warps) in (1_u32..6, 1_u32..12),
+            on_sms in prop::collection::vec((0_u32..6, 0_u32..12), 1..6),
+            (next, job_blocks, threads) in (0_usize..6, 1_u32..40, 1_u32..300),
+        ) {
+            let sms = on_sms.len();
+            let size = GpuSize { sms: u32::try_from(sms).unwrap(), blocks, warps, memory_bytes: 1 };
+            let mut gpu = Fleet::new(&[size]).gpus.remove(0);
+            gpu.on_sms = on_sms;
+            gpu.next_sm = next % sms;
+            let job = Job { memory_bytes: 0, blocks: job_blocks, threads };
+            prop_assert_eq!(gpu.slots(&job), block_by_block(&gpu, &job));
+        }
     }
 }
