@@ -7,12 +7,15 @@ mod backup;
 mod common;
 #[path = "store/file.rs"]
 mod file;
+#[path = "store/reading.rs"]
+mod reading;
 #[path = "store/versions.rs"]
 mod versions;
 #[path = "store/writer.rs"]
 mod writer;
 
 use common::{entries, gpu};
+use reading::{a_reading_is_of_one_moment, an_entry_around_the_beginning_is_found_by_its_interval};
 use std::sync::Arc;
 use turnstile_accounting::audit::Audit;
 use turnstile_accounting::change::Change;
@@ -177,41 +180,6 @@ fn a_selection_goes_by_where_entries_begin(store: &mut dyn Store) {
     );
 }
 
-fn an_entry_around_the_beginning_is_found_by_its_interval(store: &mut dyn Store) {
-    let written = entries(1, 600);
-    write(store, &written);
-    let mut found = |from: u64, overlapping: bool| {
-        let selection = Selection {
-            from: Some(UnixNanos(from)),
-            to: Some(written[3].stretch.start),
-            overlapping,
-            ..Selection::default()
-        };
-        let mut seqs = Vec::new();
-        let mut take = |_: &_, entry: Entry| {
-            seqs.push(entry.stretch.seq);
-            Ok(true)
-        };
-        store.query(&selection, &mut take).unwrap();
-        seqs
-    };
-    let start = written[1].stretch.start.0;
-    assert_eq!(found(start, true), [1, 2]);
-    assert_eq!(found(start - 1, true), [0, 1, 2]);
-    assert_eq!(found(start + 1, true), [1, 2]);
-    assert_eq!(found(start + 1, false), [2]);
-    assert_eq!(found(common::BEGIN - 1, true), [0, 1, 2]);
-    assert!(store.knows("vm-a").unwrap() && !store.knows("vm-").unwrap());
-    let Body::Window { tenants, .. } = &written[0].body else {
-        panic!("a window")
-    };
-    let id = tenants[0].tenant.id;
-    assert!(store.knows(&id.to_string()).unwrap());
-    assert!(!store.knows(&Uuid::nil().to_string()).unwrap());
-    let kept = store.gpus().unwrap();
-    assert_eq!(kept[0].first, written[0].stretch.start);
-}
-
 fn what_is_discarded_leaves_a_ledger_that_is_sound(store: &mut dyn Store) {
     let written = entries(1, 900);
     write(store, &written);
@@ -331,6 +299,9 @@ fn sqlite_keeps_what_a_store_owes() {
         Box::new(SqliteStore::create(&path).unwrap())
     });
     owes(|| Box::new(SqliteStore::in_memory().unwrap()));
+    let path = folder.path().join("shared.ledger");
+    let mut writer = SqliteStore::create(&path).unwrap();
+    a_reading_is_of_one_moment(&mut SqliteStore::read(&path).unwrap(), &mut writer);
 }
 
 #[test]
@@ -416,6 +387,9 @@ mod postgres {
         });
         let database = server.database("fleet");
         others_keep_theirs(&mut PostgresStore::connect(&database).unwrap());
+        let database = server.database("read");
+        let [mut reader, mut writer] = [(); 2].map(|()| PostgresStore::connect(&database).unwrap());
+        a_reading_is_of_one_moment(&mut reader, &mut writer);
         let database = server.database("shared");
         let (mut one, mut other) = (
             PostgresStore::connect(&database).unwrap(),
