@@ -116,7 +116,7 @@ impl Account {
             Origin::Configuration => "configuration",
             Origin::Api => "api",
         };
-        let scheduling = Scheduling::of(entry.weight.get(), entry.cap, (false, false));
+        let scheduling = Scheduling::of(entry.weight.get(), entry.cap);
         Self {
             name: name.to_owned(),
             origin: origin.to_owned(),
@@ -137,11 +137,9 @@ impl Account {
             Weight::new(weight).map_err(|error| Problem::field(pointer, error.to_string()))
         };
         let cap = Scheduling {
-            weight: self.weight,
             quota_us: self.quota_us,
             period_us: self.period_us,
-            latency_target: false,
-            gang: false,
+            ..Scheduling::of(self.weight, None)
         };
         let pattern = |(at, text): (usize, &String)| {
             let refused = |error| Problem::field(format!("/match/{at}"), format!("{error}"));

@@ -201,11 +201,12 @@ pub struct VmWaiting {
 }
 
 impl Scheduling {
-    pub(super) fn of(weight: u32, cap: Option<Cap>, (latency_target, gang): (bool, bool)) -> Self {
+    /// Of a weight and a cap, and nothing else.
+    pub(super) fn of(weight: u32, cap: Option<Cap>) -> Self {
         Self {
             weight,
-            latency_target,
-            gang,
+            latency_target: false,
+            gang: false,
             quota_us: cap.map(|cap| cap.quota_ns().0 / 1_000),
             period_us: cap.map(|cap| cap.period_ns().0 / 1_000),
         }
@@ -288,11 +289,11 @@ fn connected(
         gpu: Some(gpu.to_owned()),
         gpus: vec![gpu.to_owned()],
         number: Some(tenant.tenant.0),
-        scheduling: Scheduling::of(
-            tenant.weight,
-            tenant.cap,
-            (tenant.latency_target, tenant.gang),
-        ),
+        scheduling: Scheduling {
+            latency_target: tenant.latency_target,
+            gang: tenant.gang,
+            ..Scheduling::of(tenant.weight, tenant.cap)
+        },
         entitled_ratio: entitled,
         admitted: Some(tenant.admitted),
         usage: Some(VmUsage {
@@ -322,11 +323,11 @@ fn absent(name: &str, settings: &Settings, default: Weight, account: Option<Stri
         gpu: None,
         gpus: Vec::new(),
         number: None,
-        scheduling: Scheduling::of(
-            weight,
-            settings.cap,
-            (settings.latency_target, settings.gang),
-        ),
+        scheduling: Scheduling {
+            latency_target: settings.latency_target,
+            gang: settings.gang,
+            ..Scheduling::of(weight, settings.cap)
+        },
         entitled_ratio: None,
         admitted: None,
         usage: None,

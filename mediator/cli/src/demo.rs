@@ -162,12 +162,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     wait_for_all(&mut vms, &receiver, &progress, |vm, _| vm.report.is_some())?;
     let end = daemon.host().snapshot();
     progress.finish_and_clear();
-    let meter = match end.lacks {
-        None => config.gpu.meter,
-        Some(_) => serve::METER_WITHOUT_LOG,
-    };
-    let scheduled = (daemon.host().policy().to_owned(), meter.name());
-    let mut report = report(&config, scheduled, kvm_missing, &vms, &before, &after, &end);
+    let policy = daemon.host().policy();
+    let mut report = report(&config, policy, kvm_missing, &vms, &before, &after, &end);
     report.scene = scene;
     report.worst_second_points = readings.and_then(|readings| worst_second_points(&vms, &readings));
     args.output.print(&report, DemoReport::print)?;
@@ -333,13 +329,9 @@ fn worst_second_points(vms: &[Vm], readings: &Readings) -> Option<f64> {
     worst.map(|worst| worst.points)
 }
 
-fn received_sum(vms: &[Vm], snapshot: &HostSnapshot) -> u64 {
-    received(vms, snapshot).iter().map(|ns| ns.0).sum()
-}
-
 fn report(
     config: &Config,
-    scheduled: (String, &'static str),
+    policy: &str,
     kvm_missing: Option<String>,
     vms: &[Vm],
     before: &HostSnapshot,
@@ -393,29 +385,30 @@ fn report(
         line.share_percent = 100.0 * line.gpu_ns as f64 / total.max(1) as f64;
     }
     let busy = |snapshot: &HostSnapshot| {
-        if !logged {
-            return received_sum(vms, snapshot);
-        }
         let compute = snapshot
             .engines
             .iter()
             .find(|engine| engine.engine == COMPUTE);
         compute.map_or(0, |engine| engine.totals.used_ns.0)
     };
-    let (policy, meter) = scheduled;
+    let busy_ns = if logged {
+        busy(after) - busy(before)
+    } else {
+        total
+    };
     DemoReport {
         scene: None,
         kvm: !lines.is_empty() && lines.iter().all(|line| line.guest.kvm),
         kvm_missing,
         gpu: config.gpu.kind.name(),
-        policy,
-        meter,
+        policy: policy.to_owned(),
+        meter: serve::meter(config, !logged).name(),
         lacks: end.lacks.clone(),
         window_ns: window.0,
         max_share_error_points: max_share_error_points(&received, &entitled),
         worst_second_points: None,
         max_charge_error_percent: charge_error,
-        engine_busy_percent: 100.0 * (busy(after) - busy(before)) as f64 / window.0.max(1) as f64,
+        engine_busy_percent: 100.0 * busy_ns as f64 / window.0.max(1) as f64,
         results_verified: lines.iter().map(|line| line.guest.verified).sum(),
         results_failed: lines.iter().map(|line| line.guest.failed).sum(),
         vms: lines,

@@ -30,7 +30,7 @@ use super::service::Service;
 use super::vfio_user;
 use confined::confine;
 use start::identity;
-pub(crate) use start::{METER_WITHOUT_LOG, start};
+pub(crate) use start::{meter, start};
 
 /// Control node of NVIDIA's driver.
 pub(crate) const NVIDIA_CONTROL: &str = "/dev/nvidiactl";

@@ -49,13 +49,14 @@ impl Gpu {
         gpu
     }
 
+    fn has_work(&self, id: TenantId) -> bool {
+        let (gang, others) = self.works;
+        if id == GANG { gang } else { others }
+    }
+
     fn look(&mut self, measured: &[Measured<'_>]) {
         let seen = |id: &TenantId| {
-            let has_work = if *id == GANG {
-                self.works.0
-            } else {
-                self.works.1
-            };
+            let has_work = self.has_work(*id);
             Seen {
                 tenant: *id,
                 has_work,
@@ -79,17 +80,10 @@ impl Gpu {
         let next = self.rule.next_look();
         let length = next.since(self.now);
         let runs = |id: &TenantId| {
-            let works = if *id == GANG {
-                self.works.0
-            } else {
-                self.works.1
-            };
-            works && self.admits(*id)
+            let waits = self.waits && *id == GANG;
+            !waits && self.has_work(*id) && self.admits(*id)
         };
-        let mut running: Vec<TenantId> = self.tenants.iter().copied().filter(runs).collect();
-        if self.waits {
-            running.retain(|id| *id != GANG);
-        }
+        let running: Vec<TenantId> = self.tenants.iter().copied().filter(runs).collect();
         if running == [GANG] {
             self.alone.push((self.now.0, next.0));
         }

@@ -312,20 +312,17 @@ impl Owed {
 
     /// Begins the turn of the gang that has the window, or that of the node that is owed one.
     fn begin_turn(&mut self, now: Moment) {
-        let (holder, length) = match self.gang_turn() {
-            Some((holder, until)) => (Some(holder), until.since(now)),
-            None => (
-                choose(&self.accounts, self.turn_length()),
-                self.turn_length(),
-            ),
-        };
-        let Some(holder) = holder.filter(|holder| self.turns.holder() != Some(*holder)) else {
-            return;
-        };
-        if self.is_gang(holder) {
-            self.turns.cut();
+        let current = self.turns.holder();
+        if let Some((gang, until)) = self.gang_turn() {
+            if current != Some(gang) {
+                self.turns.cut();
+                self.turns.begin(gang, now, until.since(now));
+            }
+        } else if current.is_none()
+            && let Some(holder) = choose(&self.accounts, self.turn_length())
+        {
+            self.turns.begin(holder, now, self.turn_length());
         }
-        self.turns.begin(holder, now, length);
     }
 
     /// The gang that has the window, if it can use it, and when that ends.
@@ -352,11 +349,11 @@ impl Owed {
 
     /// What decides which tenants are held until the next poll.
     fn turn(&self) -> Turn {
-        let others = self.accounts.values().flat_map(Account::connected);
-        let wanted = others.filter(|(_, tenant)| !tenant.kind.gang && tenant.state.has_work);
+        let mut tenants = self.accounts.values().flat_map(Account::connected);
+        let mut wanted = || tenants.any(|(_, of)| !of.kind.gang && of.state.has_work);
         Turn {
             holder: self.turns.holder(),
-            gangs_wait: self.turns.window.is_some() && wanted.count() > 0,
+            gangs_wait: self.turns.window.is_some() && wanted(),
         }
     }
 

@@ -29,8 +29,14 @@ fn host(config: &Config) -> anyhow::Result<HostConfig> {
     })
 }
 
-/// The meter of a GPU that has no log of its engines.
-pub(crate) const METER_WITHOUT_LOG: Meter = Meter::Adaptive;
+/// The meter of a GPU: one that lacks something has no log of its engines.
+pub(crate) const fn meter(config: &Config, lacks: bool) -> Meter {
+    if lacks {
+        Meter::Adaptive
+    } else {
+        config.gpu.meter
+    }
+}
 
 /// The GPU of a configuration, as ledgers and readers name it.
 pub(super) fn identity(config: &Config) -> anyhow::Result<GpuIdentity> {
@@ -57,13 +63,11 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
         if let Some(ms) = config.scheduling.period_ms {
             timing.period = Nanos::from_ms(ms);
         }
-        let (mut host, mut meter) = (host(config)?, config.gpu.meter);
-        if gpu.report().lacks.is_some() {
-            // `owed` needs time slices and events; doorbells are held by the rule of other GPUs.
-            if host.policy != "none" {
-                host.policy = DEFAULT_POLICY.to_owned();
-            }
-            meter = METER_WITHOUT_LOG;
+        let mut host = host(config)?;
+        let lacks = gpu.report().lacks.is_some();
+        // `owed` needs time slices and events; doorbells are held by the rule of other GPUs.
+        if lacks && host.policy != "none" {
+            host.policy = DEFAULT_POLICY.to_owned();
         }
         let ledger = store.clone();
         Ok(Card {
@@ -71,7 +75,7 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
             identity,
             gpu,
             host,
-            meter: match meter {
+            meter: match meter(config, lacks) {
                 Meter::Events => MeterKind::Events,
                 Meter::Polled => MeterKind::Polled,
                 Meter::Adaptive => MeterKind::Adaptive,

@@ -128,17 +128,19 @@ fn seats<'a>(fleet: &'a Fleet, claimed: &Claimed, gpus: &Gpus) -> Result<Vec<Sea
         return Err(HostError::NameTaken { name: name.clone() });
     }
     let chosen = choose(fleet, &mut places, gpus, job)?;
-    // A program that is there already stays.
-    let begins = !matches!(gpus, Gpus::Kept(_));
-    let members = chosen.iter().map(|(gpu, _)| &fleet.members[*gpu]);
-    let refused = match members.filter(|_| claimed.movable).collect::<Vec<_>>()[..] {
-        [] => None,
-        [one] if begins && !one.host.gpu().capabilities().moves_memory() => {
-            let gpu = one.identity.gpu.clone();
-            Some(HostError::Immovable { gpu })
+    let refused = match &chosen[..] {
+        _ if !claimed.movable => None,
+        [(gpu, _)] => {
+            let Member { identity, host } = &fleet.members[*gpu];
+            // A program that is there already stays.
+            let stays = matches!(gpus, Gpus::Kept(_));
+            let moves = host.gpu().capabilities().moves_memory();
+            let gpu = identity.gpu.clone();
+            (!stays && !moves).then_some(HostError::Immovable { gpu })
         }
-        [_] => None,
-        _ => Some(HostError::Movable { gpus: chosen.len() }),
+        several => Some(HostError::Movable {
+            gpus: several.len(),
+        }),
     };
     if let Some(refused) = refused {
         for (_, placed) in &chosen {

@@ -256,25 +256,22 @@ mod tests {
             let gpu = SoftGpu::new(SoftConfig::default()).unwrap();
             Host::new(Arc::new(gpu), config).unwrap()
         };
-        let target = Some(Settings {
+        let target = Settings {
             latency_target: true,
             ..Settings::default()
-        });
-        let error = host("dfq").set_settings("a", target.clone()).unwrap_err();
-        let text = "The policy dfq has no latency targets; these have: owed";
-        assert_eq!(error.to_string(), text);
-        let owed = host("owed");
-        owed.set_settings("a", target).unwrap();
-        assert!(owed.settings()["a"].latency_target);
-        let gang = Some(Settings {
+        };
+        let gang = Settings {
             gang: true,
             ..Settings::default()
-        });
-        let error = host("dfq").set_settings("a", gang.clone()).unwrap_err();
-        let text = "The policy dfq has no gangs; these have: owed";
-        assert_eq!(error.to_string(), text);
-        owed.set_settings("a", gang).unwrap();
-        assert!(owed.settings()["a"].gang);
+        };
+        let owed = host("owed");
+        for (what, set) in [("latency targets", target), ("gangs", gang)] {
+            let refused = host("dfq").set_settings("a", Some(set.clone()));
+            let text = format!("The policy dfq has no {what}; these have: owed");
+            assert_eq!(refused.unwrap_err().to_string(), text);
+            owed.set_settings("a", Some(set.clone())).unwrap();
+            assert_eq!(owed.settings()["a"], set);
+        }
     }
 
     #[test]

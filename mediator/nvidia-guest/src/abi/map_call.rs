@@ -11,6 +11,7 @@ const MAP_CONTROL_AT: usize = 9248;
 pub(crate) const MAP_CLIENT_AT: usize = 9252;
 pub(crate) const MAP_MEMORY_AT: usize = 9256;
 pub(crate) const MAP_STATUS_AT: usize = 9260;
+
 /// The argument of UVM_MAP_EXTERNAL_ALLOCATION.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MapCall {

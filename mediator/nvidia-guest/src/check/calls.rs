@@ -9,6 +9,7 @@ use crate::abi::{Node, descriptors, number, read_u32, read_u64};
 const GROUP_ENGINE_AT: usize = 12;
 /// Offset of the GPU's number in those of a device. SOURCE: `class/cl0080.h`.
 const DEVICE_NUMBER_AT: usize = 0;
+
 /// Bytes as whole pages; `None` beyond 64 bits.
 pub(super) fn pages(bytes: u64) -> Option<u64> {
     bytes.checked_next_multiple_of(PAGE_BYTES)
@@ -249,7 +250,7 @@ impl Vm {
                         class::GPU_MEMORY => read_u64(params, MEMORY_BYTES_AT),
                         _ => 0,
                     },
-                    memory: checked.memory,
+                    memory: None,
                     pinned_bytes: checked.pinned_bytes,
                     detail,
                 };

@@ -1,8 +1,8 @@
 //! GPU memory of a VM, and what refers to it. Pure.
 //!
 //! The driver frees memory with the last reference to it, and not with the handle that it was
-//! allocated under: duplicates and mappings of unified memory keep it. So does the
-//! quota. In: references that are made and given up. Out: the bytes that are left.
+//! allocated under: duplicates and mappings of unified memory keep it. So does the quota.
+//! In: references that are made and given up. Out: the bytes that are left.
 
 use std::collections::BTreeMap;
 

@@ -93,7 +93,8 @@ pub(super) fn apply(
     checked: &Checked,
     freed: &mut Vec<Freed>,
 ) {
-    let map = MapCall::read(top).filter(|_| call.request == uvm::MAP_EXTERNAL_ALLOCATION);
+    let is_map = call.request == uvm::MAP_EXTERNAL_ALLOCATION;
+    let map = is_map.then(|| MapCall::read(top)).flatten();
     if let Some(map) = &map {
         vm.used(map.client, map.memory);
     }
